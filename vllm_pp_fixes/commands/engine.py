@@ -1,0 +1,161 @@
+"""One real engine, asked a list of batches; the unit that the demo, the tests and the benchmark are made of.
+
+`run(cell)` runs in this process; `python -m vllm_pp_fixes.commands.engine CELL RESULT` runs one cell (JSON file)
+in a process of its own and writes what came out (JSON file).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ENGINE_ENV = {
+    "HF_HUB_OFFLINE": "1",
+    # The CPU backend binds each rank to a NUMA node of its own unless told not to: with more ranks it would not start.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+PLACEHOLDER = {
+    "image": "<|vision_start|><|image_pad|><|vision_end|>",
+    "video": "<|vision_start|><|video_pad|><|vision_end|>",
+}
+
+
+@dataclass
+class Cell:
+    """What one engine is started with and asked. `batches` holds batches of prompts (keys of `PROMPTS`), asked in turn."""
+
+    model: str
+    batches: list[list[str]]
+    split: list[int] = field(default_factory=list)
+    """Layers a stage, `[1, 5]`; empty for one stage."""
+    tensor_parallel_size: int = 1
+    max_tokens: int = 8
+    env: dict[str, str] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `vllm.LLM`."""
+
+
+def picture(seed: int, width: int = 96, height: int = 64):
+    """Return a PIL image of noise blocks, `height` x `width` pixels, the same for the same arguments."""
+    import numpy as np
+    from PIL import Image
+
+    blocks = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+    return Image.fromarray(blocks.repeat(8, 0).repeat(8, 1))
+
+
+def video(seed: int, frames: int = 4, size: int = 64):
+    """Return `(frames, metadata)` as vLLM takes a video: uint8 `(frames, size, size, 3)`, not to be sampled again."""
+    import numpy as np
+
+    pixels = np.stack([np.asarray(picture(seed + i, size, size)) for i in range(frames)])
+    return pixels, {
+        "fps": 2.0,
+        "duration": frames / 2,
+        "total_num_frames": frames,
+        "frames_indices": list(range(frames)),
+        "video_backend": "opencv",
+        "do_sample_frames": False,
+    }
+
+
+def _prompt(text: str, **media: Any) -> dict[str, Any]:
+    marks = "".join(PLACEHOLDER[kind] * (len(items) if isinstance(items, list) else 1) for kind, items in media.items())
+    prompt: dict[str, Any] = {"prompt": f"<|im_start|>user\n{marks}{text}<|im_end|>\n<|im_start|>assistant\n"}
+    if media:
+        prompt["multi_modal_data"] = media
+    return prompt
+
+
+PROMPTS = {
+    "text": lambda: _prompt("Pipeline parallelism splits the layers"),
+    "text2": lambda: _prompt("What is a stage? Describe."),
+    "picture": lambda: _prompt("What is in this picture?", image=picture(1)),
+    "picture2": lambda: _prompt("Describe the picture", image=picture(2, 64, 128)),
+    "pictures": lambda: _prompt("How many cats?", image=[picture(3), picture(4, 128, 64), picture(5, 64, 64)]),
+    "video": lambda: _prompt("Describe the video", video=video(6)),
+    "large": lambda: _prompt("What is in this picture?", image=picture(7, 256, 192)),
+}
+"""Prompts by name, each made from a seed of its own."""
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Start the engine of `cell`, ask it every batch, stop it.
+
+    Returns `{"tokens": [[[id, ...] a prompt] a batch], "logprobs": the same shape, in nats}`. Whatever vLLM
+    raises is passed on.
+    """
+    os.environ.update({**ENGINE_ENV, **cell.env})
+    if cell.split:
+        os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, cell.split))
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
+    settings: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 8, "disable_log_stats": True}
+    if current_platform.is_cpu():
+        # Stock compile runs the plain forward; eager mode fails there with more than one stage, whatever the model.
+        settings |= {"dtype": "float32", "compilation_config": {"mode": 1}}
+    llm = LLM(
+        model=cell.model,
+        pipeline_parallel_size=max(1, len(cell.split)),
+        tensor_parallel_size=cell.tensor_parallel_size,
+        **(settings | cell.engine),
+    )
+    sampling = SamplingParams(temperature=0.0, max_tokens=cell.max_tokens, logprobs=0, ignore_eos=True)
+    tokens, logprobs = [], []
+    for batch in cell.batches:
+        outputs = [o.outputs[0] for o in llm.generate([PROMPTS[p]() for p in batch], sampling, use_tqdm=False)]
+        tokens.append([list(o.token_ids) for o in outputs])
+        logprobs.append(
+            [[step[t].logprob for step, t in zip(o.logprobs, o.token_ids, strict=True)] for o in outputs]
+        )
+    llm.llm_engine.engine_core.shutdown()
+    return {"tokens": tokens, "logprobs": logprobs}
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return how far two results are apart: the largest difference of log-probabilities, in nats.
+
+    Steps after the first differing token are conditioned on other texts, so each prompt is compared up to and
+    including that step; a differing token itself counts for at least 1e-3, however near the two were.
+    """
+    worst = 0.0
+    for tokens_a, tokens_b, logs_a, logs_b in zip(
+        _flat(one["tokens"]), _flat(other["tokens"]), _flat(one["logprobs"]), _flat(other["logprobs"]), strict=True
+    ):
+        for token_a, token_b, log_a, log_b in zip(tokens_a, tokens_b, logs_a, logs_b, strict=True):
+            worst = max(worst, abs(log_a - log_b), 0.0 if token_a == token_b else 1e-3)
+            if token_a != token_b:
+                break
+    return worst
+
+
+def _flat(batches: list[list[Any]]) -> list[Any]:
+    return [prompt for batch in batches for prompt in batch]
+
+
+def main(argv: list[str]) -> int:
+    """Run the cell in the JSON file `argv[0]`; write its result, or `{"error": message}`, to `argv[1]`."""
+    cell = Cell(**json.loads(Path(argv[0]).read_text()))
+    try:
+        result = run(cell)
+    except Exception as error:
+        result = {"error": f"{type(error).__name__}: {error}"}
+    Path(argv[1]).write_text(json.dumps(result))
+    return 0 if "error" not in result else 1
+
+
+def dump(cell: Cell, path: Path) -> Path:
+    """Write `cell` to `path` as `main` reads it."""
+    path.write_text(json.dumps(asdict(cell)))
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""The `vllm.general_plugins` entry point: registers the drop-ins with vLLM's `ModelRegistry`, by name.
+
+vLLM calls it in the API server, the engine core and every worker, before it looks at the model. Whether upstream is
+wrong is decided later, when a drop-in's module is imported, which happens only where its model is served.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import Any
+
+from .catalog import MODELS
+
+# vLLM configures only the loggers below its own name.
+logger = logging.getLogger("vllm.vllm_pp_fixes.plugin")
+
+OLDEST = (0, 17)
+"""Oldest release of vLLM that the drop-ins were made for."""
+
+
+def register() -> None:
+    """Register the drop-ins; idempotent, imports no model, never raises.
+
+    `VLLM_PP_FIXES_DISABLE` turns off all (`1`) or some (`qwen3_vl,step3_text`); `VLLM_PP_FIXES_FORCE=1` takes
+    architectures that another plugin has registered too.
+    """
+    try:
+        _register()
+    except Exception as error:
+        # An exception here would stop the start of every model.
+        logger.warning("vllm_pp_fixes is not active, upstream's models serve: %s: %s", type(error).__name__, error)
+
+
+def _register() -> None:
+    models = enabled(os.environ.get("VLLM_PP_FIXES_DISABLE", ""))
+    if not models:
+        return
+    import vllm
+
+    if too_old(vllm.__version__):
+        logger.warning(
+            "vllm_pp_fixes is not active: it needs vLLM %d.%d or newer, this is %s", *OLDEST, vllm.__version__
+        )
+        return
+    from vllm import ModelRegistry
+
+    force = os.environ.get("VLLM_PP_FIXES_FORCE", "") == "1"
+    for model in models:
+        for architecture, class_name in MODELS[model].items():
+            entry = ModelRegistry.models.get(architecture)
+            owner = _module(entry)
+            if entry is None or _inside(owner, __package__):
+                continue  # this release does not have the model, or a plugin function ran twice
+            if not _inside(owner, "vllm") and not force:
+                logger.warning(
+                    "vllm_pp_fixes leaves %s to %s, which registered it first; VLLM_PP_FIXES_FORCE=1 takes it",
+                    architecture,
+                    owner,
+                )
+                continue
+            ModelRegistry.register_model(architecture, f"{__package__}.models.{model}:{class_name}")
+
+
+def enabled(disable: str) -> list[str]:
+    """Return the models that `disable`, the value of `VLLM_PP_FIXES_DISABLE`, leaves on.
+
+    A name that is none of ours gets one warning that lists the known ones.
+    """
+    off = {name.strip() for name in disable.split(",")} - {"", "0"}
+    if "1" in off:
+        return []
+    if unknown := sorted(off - set(MODELS)):
+        logger.warning(
+            "VLLM_PP_FIXES_DISABLE names %s, which is not known; known are 1 (all), %s",
+            ", ".join(unknown),
+            ", ".join(MODELS),
+        )
+    return [model for model in MODELS if model not in off]
+
+
+def too_old(version: str) -> bool:
+    """Tell whether `version` is a vLLM release older than `OLDEST`.
+
+    Builds from a source tree without tags call themselves 0.1.devN, whatever they hold: those are not refused.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)(\.dev)?", version)
+    return numbers is not None and not numbers[3] and (int(numbers[1]), int(numbers[2])) < OLDEST
+
+
+def _module(entry: Any) -> str:
+    """Return the module of a registry entry, lazy (has a module name) or not (has the class)."""
+    return getattr(entry, "module_name", None) or getattr(getattr(entry, "model_cls", None), "__module__", "")
+
+
+def _inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
