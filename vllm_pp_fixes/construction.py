@@ -31,8 +31,8 @@ def as_first_stage(upstream: type) -> Iterator[None]:
     (fault split-refused). Modules other than `upstream`'s, the text model's among them, still see the real stage.
     """
     module = sys.modules[upstream.__module__]
-    group = module.get_pp_group  # type: ignore[attr-defined]
-    with mock.patch.object(module, "get_pp_group", lambda: _AsFirst(group())):
+    first = _AsFirst(module.get_pp_group())  # type: ignore[attr-defined]
+    with mock.patch.object(module, "get_pp_group", return_value=first):
         yield
 
 

@@ -12,6 +12,7 @@ from vllm.distributed import get_pp_group
 from vllm.logger import init_logger
 from vllm.sequence import IntermediateTensors
 
+from . import __version__
 from .construction import as_first_stage, mark_compile_cache
 from .stages import Stage
 
@@ -71,14 +72,16 @@ class DeepStackOverStages:
             # Only embed_input_ids fills them, and it runs on the first stage only.
             self.deepstack_input_embeds: list[torch.Tensor] = []
         logger.info(
-            "vllm_pp_fixes replaced %s: stage %d of %d (layers %d to %d) receives %d and forwards %d DeepStack levels",
+            "vllm_pp_fixes %s serves %s in place of vLLM's, which hands no DeepStack level to a later stage: "
+            "stage %d of %d, layers %d to %d, receives %s, forwards %s",
+            __version__,
             upstream.__name__,
             group.rank_in_group + 1,
             group.world_size,
             self.pp_stage.start,
             self.pp_stage.end - 1,
-            len(self.pp_stage.received),
-            len(self.pp_stage.forwarded),
+            [*self.pp_stage.received] or "none",
+            [*self.pp_stage.forwarded] or "none",
         )
 
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -107,7 +110,8 @@ class DeepStackOverStages:
             inputs_embeds: `(num_tokens, hidden_size)`, read on the first stage only.
             kwargs: passed to upstream.
 
-        Returns hidden states `(num_tokens, hidden_size)` on the last stage, else what the next stage's factory declares.
+        Returns hidden states `(num_tokens, hidden_size)` on the last stage, else what the next stage's factory
+        declares.
         """
         stage = self.pp_stage
         if not stage.received:

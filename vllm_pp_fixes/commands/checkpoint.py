@@ -51,9 +51,7 @@ def _tokenizer():
     bpe.decoder = decoders.ByteLevel()
     bpe.train_from_iterator(
         [_CORPUS],
-        trainers.BpeTrainer(
-            vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-        ),
+        trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     tokenizer.add_special_tokens({"additional_special_tokens": _SPECIAL})
@@ -123,7 +121,13 @@ def make_qwen3_vl(folder: Path, *, levels: int = 3, layers: int = 6) -> None:
     _draw_weights(model, seed=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    pixels = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    pixels = {
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
     _write(
         folder / "preprocessor_config.json",
         {
@@ -162,6 +166,9 @@ def tiny(model_type: str, folder: Path | None = None, **sizes: int) -> Path:
     path = (folder or cache_folder()) / name
     done = path / ".complete"
     if not done.exists():
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
         path.mkdir(parents=True, exist_ok=True)
         MAKERS[model_type](path, **sizes)
         done.touch()

@@ -1,16 +1,9 @@
-"""One real engine, asked a list of batches; the unit that the demo, the tests and the benchmark are made of.
-
-`run(cell)` runs in this process; `python -m vllm_pp_fixes.commands.engine CELL RESULT` runs one cell (JSON file)
-in a process of its own and writes what came out (JSON file).
-"""
+"""One real engine, asked a list of batches: the cell that the demo, the tests and the benchmark are made of."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 ENGINE_ENV = {
@@ -28,7 +21,7 @@ PLACEHOLDER = {
 
 @dataclass
 class Cell:
-    """What one engine is started with and asked. `batches` holds batches of prompts (keys of `PROMPTS`), asked in turn."""
+    """What one engine is started with and asked: `batches`, lists of prompts (keys of `PROMPTS`), in turn."""
 
     model: str
     batches: list[list[str]]
@@ -100,7 +93,7 @@ def run(cell: Cell) -> dict[str, Any]:
     settings: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 8, "disable_log_stats": True}
     if current_platform.is_cpu():
         # Stock compile runs the plain forward; eager mode fails there with more than one stage, whatever the model.
-        settings |= {"dtype": "float32", "compilation_config": {"mode": 1}}
+        settings["compilation_config"] = {"mode": 1}
     llm = LLM(
         model=cell.model,
         pipeline_parallel_size=max(1, len(cell.split)),
@@ -112,9 +105,7 @@ def run(cell: Cell) -> dict[str, Any]:
     for batch in cell.batches:
         outputs = [o.outputs[0] for o in llm.generate([PROMPTS[p]() for p in batch], sampling, use_tqdm=False)]
         tokens.append([list(o.token_ids) for o in outputs])
-        logprobs.append(
-            [[step[t].logprob for step, t in zip(o.logprobs, o.token_ids, strict=True)] for o in outputs]
-        )
+        logprobs.append([[step[t].logprob for step, t in zip(o.logprobs, o.token_ids, strict=True)] for o in outputs])
     llm.llm_engine.engine_core.shutdown()
     return {"tokens": tokens, "logprobs": logprobs}
 
@@ -138,24 +129,3 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 def _flat(batches: list[list[Any]]) -> list[Any]:
     return [prompt for batch in batches for prompt in batch]
-
-
-def main(argv: list[str]) -> int:
-    """Run the cell in the JSON file `argv[0]`; write its result, or `{"error": message}`, to `argv[1]`."""
-    cell = Cell(**json.loads(Path(argv[0]).read_text()))
-    try:
-        result = run(cell)
-    except Exception as error:
-        result = {"error": f"{type(error).__name__}: {error}"}
-    Path(argv[1]).write_text(json.dumps(result))
-    return 0 if "error" not in result else 1
-
-
-def dump(cell: Cell, path: Path) -> Path:
-    """Write `cell` to `path` as `main` reads it."""
-    path.write_text(json.dumps(asdict(cell)))
-    return path
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

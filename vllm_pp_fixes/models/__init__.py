@@ -1,0 +1,1 @@
+"""The drop-ins, one file a model, named after upstream's."""

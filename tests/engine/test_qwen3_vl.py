@@ -1,0 +1,123 @@
+"""Ring 3: the real engine. Any split gives the tokens and log-probabilities of one stage of upstream's class."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.cells import (
+    ALL,
+    DEFAULT_COMPILE,
+    EAGER,
+    NO_TOWER,
+    PIECEWISE,
+    PIECEWISE_ENV,
+    TEXT,
+    UPSTREAM,
+    cell,
+)
+from vllm_pp_fixes.commands.engine import distance
+from vllm_pp_fixes.commands.warm import Outcome, Warm
+
+REFUSAL = "start_layer should be greater than or equal to len(deepstack_visual_indexes)"
+LOADED = "Directly load AOT compilation"
+
+
+def log_lines(log: str) -> list[str]:
+    return re.findall(r"vllm_pp_fixes .* serves .*", log)
+
+
+def assert_same(outcome: Outcome, reference: dict[str, Any], tolerance: float = 1e-4) -> None:
+    assert outcome.result, outcome.log[-6000:]
+    assert outcome.result["tokens"] == reference["tokens"]
+    assert distance(outcome.result, reference) <= tolerance
+
+
+def text_of(result: dict[str, Any]) -> dict[str, Any]:
+    """The part of a result on ALL that TEXT asks too."""
+    keep = [0, len(ALL) - 1]
+    return {key: [value[i] for i in keep] for key, value in result.items()}
+
+
+@pytest.mark.parametrize("split", [(1, 5), (1, 1, 4)])
+def test_split(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], split: tuple[int, ...]) -> None:
+    outcome = warm.run(cell(qwen3_vl, *split))
+    assert_same(outcome, one_stage, tolerance=0)
+    assert len(log_lines(outcome.log)) == len(split), "one line a process that serves"
+
+
+@pytest.mark.parametrize("no_tower", [False, True])
+def test_disabled_upstream_refuses(warm: Warm, qwen3_vl: Path, no_tower: bool) -> None:
+    outcome = warm.run(cell(qwen3_vl, 1, 5, env=UPSTREAM, **(NO_TOWER if no_tower else {})))
+    assert outcome.result is None
+    assert REFUSAL in outcome.log
+    assert not log_lines(outcome.log)
+
+
+def test_no_tower(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any]) -> None:
+    assert_same(warm.run(cell(qwen3_vl, 1, 5, batches=TEXT, **NO_TOWER)), text_of(one_stage))
+
+
+def test_compiled(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any]) -> None:
+    """The CPU's default: traced once, guards dropped."""
+    assert_same(warm.run(cell(qwen3_vl, 1, 5, **DEFAULT_COMPILE)), one_stage)
+
+
+@pytest.mark.parametrize("mode", ["weights", "data"])
+def test_tensor_parallel(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], mode: str) -> None:
+    outcome = warm.run(cell(qwen3_vl, 1, 5, tensor_parallel_size=2, mm_encoder_tp_mode=mode))
+    assert_same(outcome, one_stage)
+
+
+@pytest.fixture
+def cache(warm: Warm, one_stage: dict[str, Any], tmp_path: Path) -> Path:
+    """A cache folder of the test's own; empty but for what vLLM wrote down of the classes, which saves a start."""
+    shutil.copytree(warm.folder / "cache" / "modelinfos", tmp_path / "modelinfos")
+    return tmp_path
+
+
+def piecewise(model: Path, cache: Path, *split: int, env: dict[str, str] | None = None, **more: Any):
+    return cell(
+        model, *split, env={"VLLM_CACHE_ROOT": str(cache), PIECEWISE_ENV: "1", **(env or {})}, **PIECEWISE, **more
+    )
+
+
+def test_piecewise_cold_warm_and_towers(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
+    """On one cache: towers off, then on (a graph of its own), then on again (loads that graph)."""
+    off = warm.run(piecewise(qwen3_vl, cache, 1, 5, batches=TEXT, **NO_TOWER))
+    assert_same(off, text_of(one_stage))
+    cold = warm.run(piecewise(qwen3_vl, cache, 1, 5))
+    assert_same(cold, one_stage)
+    again = warm.run(piecewise(qwen3_vl, cache, 1, 5))
+    assert_same(again, one_stage)
+    assert again.log.count(LOADED) == 2, "each stage loads the graph that the same start made"
+
+
+def test_piecewise_after_upstream(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
+    """On one cache: upstream with towers, upstream without (loads the wrong graph), ours (compiles its own)."""
+    assert_same(warm.run(piecewise(qwen3_vl, cache, env=UPSTREAM)), one_stage)
+    wrong = warm.run(piecewise(qwen3_vl, cache, env=UPSTREAM, batches=TEXT, **NO_TOWER))
+    assert LOADED in wrong.log
+    assert wrong.result is None, "upstream's compile-cache-shared is gone: is the cure still needed?"
+    ours = warm.run(piecewise(qwen3_vl, cache))
+    assert_same(ours, one_stage)
+    assert LOADED not in ours.log
+
+
+@pytest.mark.parametrize("engine", [EAGER, DEFAULT_COMPILE], ids=["eager", "compiled"])
+def test_v2(warm_v2: Warm, qwen3_vl: Path, one_stage: dict[str, Any], engine: dict[str, Any]) -> None:
+    outcome = warm_v2.run(cell(qwen3_vl, 1, 5, **engine))
+    assert "Using V2 Model Runner" in outcome.log
+    assert_same(outcome, one_stage)
+
+
+def test_v2_piecewise(warm_v2: Warm, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
+    for loaded in (0, 3):
+        outcome = warm_v2.run(piecewise(qwen3_vl, cache, 1, 1, 4))
+        assert "Using V2 Model Runner" in outcome.log
+        assert outcome.log.count(LOADED) == loaded
+        assert_same(outcome, one_stage)

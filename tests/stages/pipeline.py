@@ -1,0 +1,216 @@
+"""All stages of a pipeline in one process: real classes, weights and attention; only the PP group is stood in for.
+
+What goes from stage to stage is copied by hand as the runners copy it, into receive buffers that outlive a batch.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.engine.arg_utils import EngineArgs
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.model_loader.utils import process_weights_after_loading
+from vllm.sequence import IntermediateTensors
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from vllm_pp_fixes.commands.engine import ENGINE_ENV, picture
+
+MAX_TOKENS = 256
+BLOCK = 64
+
+
+@dataclass
+class Group:
+    """As much of a PP group as a model asks for."""
+
+    rank_in_group: int
+    world_size: int
+
+    @property
+    def is_first_rank(self) -> bool:
+        return self.rank_in_group == 0
+
+    @property
+    def is_last_rank(self) -> bool:
+        return self.rank_in_group == self.world_size - 1
+
+
+@lru_cache(maxsize=1)
+def start_distributed() -> None:
+    os.environ.update(ENGINE_ENV)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    with set_current_vllm_config(VllmConfig()):
+        parallel_state.init_distributed_environment(
+            world_size=1, rank=0, local_rank=0, distributed_init_method="tcp://127.0.0.1:0", backend="gloo"
+        )
+        parallel_state.initialize_model_parallel()
+
+
+def engine_config(model: str, limits: dict[str, int] | None = None) -> VllmConfig:
+    return EngineArgs(
+        model=model,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=MAX_TOKENS,
+        max_num_batched_tokens=MAX_TOKENS,
+        limit_mm_per_prompt=limits or {},
+        block_size=BLOCK,
+    ).create_engine_config()
+
+
+class Model:
+    """One stage: the model, its attention caches, and the receive buffers that its factory makes."""
+
+    def __init__(self, cls: type, config: VllmConfig, split: tuple[int, ...], rank: int) -> None:
+        self.config, self.group = config, Group(rank, len(split))
+        with self.on_stage(), mock.patch.dict(os.environ, VLLM_PP_LAYER_PARTITION=",".join(map(str, split))):
+            self.model = cls(vllm_config=config, prefix="").eval()
+        weights = load_file(os.path.join(config.model_config.model, "model.safetensors"))
+        with self.on_stage():
+            self.model.load_weights(iter(weights.items()))
+            process_weights_after_loading(self.model, config.model_config, torch.device("cpu"))
+        self.buffers = None
+        if not self.group.is_first_rank:
+            self.buffers = self.model.make_empty_intermediate_tensors(MAX_TOKENS, torch.float32, torch.device("cpu"))
+        self.layers = config.compilation_config.static_forward_context
+
+    @contextmanager
+    def on_stage(self):
+        with set_current_vllm_config(self.config), mock.patch.object(parallel_state, "_PP", self.group):
+            yield
+
+    def attention(self, tokens: int) -> dict[str, Any]:
+        """Metadata of one sequence of `tokens` tokens, prefilled in one step, and a fresh cache for each layer."""
+        layers = {name: layer for name, layer in self.layers.items() if hasattr(layer, "kv_cache")}
+        layer = next(iter(layers.values()))
+        blocks = MAX_TOKENS // BLOCK
+        for each in layers.values():
+            each.kv_cache = torch.zeros(blocks, each.num_kv_heads, BLOCK, 2 * each.head_size)
+        builder = layer.get_attn_backend().get_builder_cls()(
+            layer.get_kv_cache_spec(self.config), list(layers), self.config, torch.device("cpu")
+        )
+        start = torch.tensor([0, tokens], dtype=torch.int32)
+        metadata = builder.build(
+            0,
+            CommonAttentionMetadata(
+                query_start_loc=start,
+                query_start_loc_cpu=start,
+                seq_lens=torch.tensor([tokens], dtype=torch.int32),
+                num_reqs=1,
+                num_actual_tokens=tokens,
+                max_query_len=tokens,
+                max_seq_len=tokens,
+                block_table_tensor=torch.arange(blocks, dtype=torch.int32).unsqueeze(0),
+                slot_mapping=torch.arange(tokens, dtype=torch.int64),
+            ),
+        )
+        return dict.fromkeys(layers, metadata)
+
+    @torch.inference_mode()
+    def embed(self, input_ids: torch.Tensor, pixels: dict[str, torch.Tensor]) -> torch.Tensor:
+        with self.on_stage(), set_forward_context(None, self.config, num_tokens=input_ids.numel()):
+            media = list(self.model.embed_multimodal(**pixels)) if pixels else []
+            mask = input_ids == self.model.config.image_token_id
+            return self.model.embed_input_ids(input_ids, media, is_multimodal=mask)
+
+    @torch.inference_mode()
+    def step(self, input_ids, positions, intermediate, inputs_embeds):
+        tokens = positions.size(-1)
+        with self.on_stage(), set_forward_context(self.attention(tokens), self.config, num_tokens=tokens):
+            return self.model(
+                input_ids=input_ids,
+                positions=positions,
+                intermediate_tensors=intermediate,
+                inputs_embeds=inputs_embeds,
+            )
+
+
+def receive_v1(buffers: IntermediateTensors, sent: dict[str, torch.Tensor], tokens: int) -> IntermediateTensors:
+    """Copy as runner V1 does: every received key; what the buffer holds beyond them stays as it was."""
+    for name, tensor in sent.items():
+        buffers[name][:tokens].copy_(tensor[:tokens])
+    return IntermediateTensors({name: tensor[:tokens] for name, tensor in buffers.items()})
+
+
+def receive_v2(buffers: IntermediateTensors, sent: dict[str, torch.Tensor], tokens: int) -> IntermediateTensors:
+    """Copy as runner V2 does: every key of the buffer; a received key beyond them is dropped."""
+    return IntermediateTensors({name: tensor[:tokens].copy_(sent[name][:tokens]) for name, tensor in buffers.items()})
+
+
+RECEIVE = {"V1": receive_v1, "V2": receive_v2}
+
+
+@dataclass
+class Batch:
+    """One prefill of one sequence: `(tokens,)` token ids and, with a picture, the vision tower's inputs."""
+
+    input_ids: torch.Tensor
+    pixels: dict[str, torch.Tensor]
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return torch.arange(self.input_ids.numel()).expand(3, -1).contiguous()
+
+
+def text_batch(tokens: int, seed: int) -> Batch:
+    return Batch(torch.randint(0, 256, (tokens,), generator=torch.Generator().manual_seed(seed)), {})
+
+
+def picture_batch(config: VllmConfig, seed: int, width: int = 96, height: int = 64) -> Batch:
+    """Text, a picture (`height` x `width` pixels, a token a 32 x 32 patch), text."""
+    hf = config.model_config.hf_config
+    vision = hf.vision_config
+    patch, merge = vision.patch_size, vision.spatial_merge_size
+    rows, columns = height // patch, width // patch
+    pixels = np.asarray(picture(seed, width, height), dtype=np.float32) / 127.5 - 1
+    patches = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
+    patches = patches.transpose(0, 3, 1, 4, 6, 2, 5)[..., None, :, :].repeat(vision.temporal_patch_size, -3)
+    media = rows * columns // merge**2
+    ends = text_batch(16, seed).input_ids
+    ids = torch.cat([ends[:7], torch.full((media,), hf.image_token_id), ends[7:]])
+    return Batch(
+        ids,
+        {
+            "pixel_values": torch.from_numpy(patches.reshape(rows * columns, -1).copy()),
+            "image_grid_thw": torch.tensor([[1, rows, columns]]),
+        },
+    )
+
+
+class Pipeline:
+    """The stages of a split, chained; `sent` holds what crossed each boundary in the last batch."""
+
+    def __init__(self, stages: list[Model]) -> None:
+        self.stages = stages
+        self.sent: list[dict[str, torch.Tensor]] = []
+
+    def run(self, batch: Batch, runner: str = "V1") -> torch.Tensor:
+        """Return the hidden states `(tokens, hidden_size)` of the last stage."""
+        first, *later = self.stages
+        embeds = first.embed(batch.input_ids, batch.pixels)
+        output = first.step(None, batch.positions, None, embeds)
+        self.sent = []
+        for stage in later:
+            # As over the wire: bytes of their own, so that nothing the sender clears or overwrites later shows through.
+            self.sent.append({name: tensor.clone() for name, tensor in output.items()})
+            received = RECEIVE[runner](stage.buffers, self.sent[-1], batch.input_ids.numel())
+            ids = batch.input_ids if runner == "V1" else None
+            output = stage.step(ids, batch.positions, received, None)
+        return output.clone()
+
+
+def splits(layers: int, count: int) -> list[tuple[int, ...]]:
+    """Every split of `layers` layers into `count` stages of at least one."""
+    if count == 1:
+        return [(layers,)]
+    return [(n, *rest) for n in range(1, layers - count + 2) for rest in splits(layers - n, count - 1)]

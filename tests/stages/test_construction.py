@@ -1,0 +1,94 @@
+"""The key of vLLM's compile cache sees drop-in, towers and version; the class keeps upstream's name and place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from vllm.config import VllmConfig
+from vllm.distributed import parallel_state
+from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration as Upstream
+
+import vllm_pp_fixes
+from tests.stages.pipeline import Group, engine_config
+from vllm_pp_fixes import construction, deepstack
+from vllm_pp_fixes.models.qwen3_vl import Qwen3VLForConditionalGeneration as Ours
+
+
+def marked(model: Path, limits: dict[str, int] | None = None, overrides: str = "A") -> VllmConfig:
+    config = engine_config(str(model), limits)
+    construction.mark_compile_cache(config, overrides)
+    return config
+
+
+def test_key_of_the_compile_cache(qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = engine_config(str(qwen3_vl)).compute_hash()
+    ours = marked(qwen3_vl).compute_hash()
+    assert marked(qwen3_vl).compute_hash() == ours, "the same start finds its own graph"
+    others = {
+        upstream,
+        ours,
+        marked(qwen3_vl, {"image": 0, "video": 0}).compute_hash(),
+        marked(qwen3_vl, {"video": 0}).compute_hash(),
+        marked(qwen3_vl, overrides="B").compute_hash(),
+    }
+    monkeypatch.setattr(construction, "__version__", "0.0.1")
+    others.add(marked(qwen3_vl).compute_hash())
+    assert len(others) == 6
+
+
+def test_the_inner_models_config_inherits_the_mark(qwen3_vl: Path) -> None:
+    config = marked(qwen3_vl)
+    inner = config.with_hf_config(config.model_config.hf_config.text_config, architectures=["Qwen3ForCausalLM"])
+    assert inner.additional_config == config.additional_config
+    assert vllm_pp_fixes.__version__ in inner.additional_config["vllm_pp_fixes"]
+
+
+def test_what_else_is_in_additional_config_stays(qwen3_vl: Path) -> None:
+    config = engine_config(str(qwen3_vl))
+    config.additional_config = given = {"platform": 1}
+    construction.mark_compile_cache(config, "A")
+    assert config.additional_config["platform"] == 1
+    assert given == {"platform": 1}, "the caller's own dict is not written to"
+    config.additional_config = own = object()  # type: ignore[assignment]
+    construction.mark_compile_cache(config, "A")
+    assert config.additional_config is own
+
+
+def test_as_first_stage_is_seen_by_upstreams_module_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.models import qwen3, qwen3_vl
+
+    monkeypatch.setattr(parallel_state, "_PP", Group(2, 3))
+    with construction.as_first_stage(Upstream):
+        seen = qwen3_vl.get_pp_group()
+        assert (seen.is_first_rank, seen.is_last_rank, seen.rank_in_group) == (True, True, 2)
+        assert not qwen3.get_pp_group().is_first_rank
+    assert not qwen3_vl.get_pp_group().is_first_rank
+
+
+def test_the_drop_in_is_upstreams_class_by_name_and_by_descent() -> None:
+    assert issubclass(Ours, Upstream)
+    assert Ours.__name__ == Upstream.__name__
+    assert Ours.__module__ == "vllm_pp_fixes.models.qwen3_vl"
+    assert vllm_pp_fixes.Qwen3VLForConditionalGeneration is Ours
+    assert deepstack.upstream_of(Ours) is Upstream
+
+
+def test_where_nothing_is_wrong_the_class_is_upstreams_own() -> None:
+    class Cured(Upstream):
+        """What a release would hold that declares levels itself."""
+
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.make_empty_intermediate_tensors = self.make_empty_with_levels
+
+    assert deepstack.drop_in(Cured, __name__) is Cured
+
+
+def test_a_class_whose_source_cannot_be_read_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    unreadable: dict[str, type] = {"Upstream": Upstream}
+    exec("class Unreadable(Upstream):\n    def __init__(self): pass", unreadable)
+    with caplog.at_level("WARNING"):
+        assert deepstack.drop_in(unreadable["Unreadable"], __name__) is unreadable["Unreadable"]
+    (record,) = caplog.records
+    assert "source cannot be read" in record.getMessage()

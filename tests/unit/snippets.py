@@ -1,0 +1,35 @@
+"""Runs snippets of Python, each in a process forked from one that has imported vLLM (twenty seconds) but no plugin.
+
+Read from standard input, a JSON object a line: `code`, `env`, `out` (file that takes the output), answered by a line
+with the exit status.
+"""
+
+import json
+import os
+import sys
+
+import vllm.plugins
+from vllm import ModelRegistry
+
+print("ready", flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        out = os.open(request["out"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.environ.update(request["env"])
+        status = 1
+        try:
+            exec(request["code"], {"ModelRegistry": ModelRegistry, "vllm": vllm})
+            status = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)

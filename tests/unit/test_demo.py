@@ -1,0 +1,107 @@
+"""Bad input of `demo` gets one clear line, before any engine starts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_pp_fixes.commands import main
+from vllm_pp_fixes.commands.demo import _error, _verdict
+from vllm_pp_fixes.commands.engine import distance
+from vllm_pp_fixes.commands.warm import Outcome
+
+
+def checkpoint(folder: Path, architecture: str) -> str:
+    config = {"architectures": [architecture], "text_config": {"num_hidden_layers": 8}}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("split", "says"),
+    [("1,4", "adds up to 5 layers, the model has 6"), ("0,6", "a stage without layers"), ("one,5", "no list of layer")],
+)
+def test_bad_split(split: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--split", split]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert says in err
+
+
+def test_split_is_held_against_the_users_own_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = checkpoint(tmp_path, "Qwen3VLForConditionalGeneration")
+    assert main(["demo", "--model", model, "--split", "1,5"]) == 2
+    assert "the model has 8" in capsys.readouterr().err
+
+
+def test_unknown_architecture_lists_the_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--model", checkpoint(tmp_path, "LlamaForCausalLM")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "names LlamaForCausalLM; known are Qwen3VLForConditionalGeneration" in err
+
+
+def test_no_checkpoint_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--model", str(tmp_path)]) == 2
+    assert "does not exist: name the folder of a checkpoint" in capsys.readouterr().err
+
+
+def demo_with(folder: Path, vllm: str | None) -> subprocess.CompletedProcess[str]:
+    """`demo` where `import vllm` runs the text `vllm`, or where there is none."""
+    hide = "import sys\nimport vllm_pp_fixes.commands as c\n"
+    if vllm is None:
+        hide += "from vllm_pp_fixes.commands import demo\ndemo.find_spec = lambda name: None\n"
+    else:
+        (folder / "vllm").mkdir()
+        (folder / "vllm" / "__init__.py").write_text(vllm)
+    return subprocess.run(
+        [sys.executable, "-c", hide + "sys.exit(c.main(['demo']))"],
+        env={"PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_no_vllm(tmp_path: Path) -> None:
+    done = demo_with(tmp_path, None)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "vLLM is not installed: `uv run vllm-pp-fixes demo`" in done.stderr
+
+
+def test_a_vllm_that_cannot_run_here(tmp_path: Path) -> None:
+    done = demo_with(tmp_path, "raise ImportError('libcudart.so.13: cannot open shared object file')")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("vllm-pp-fixes:")]
+    assert "libcudart.so.13" in line
+    assert "uv run vllm-pp-fixes demo" in line
+
+
+def result(*prompts: tuple[list[int], list[float]]) -> dict:
+    return {"tokens": [[tokens for tokens, _ in prompts]], "logprobs": [[logs for _, logs in prompts]]}
+
+
+def test_distance() -> None:
+    one = result(([1, 2, 3], [-1.0, -1.0, -1.0]))
+    assert distance(one, one) == 0
+    assert distance(one, result(([1, 2, 3], [-1.0, -1.5, -1.0]))) == 0.5
+    # what follows a differing token answers another text
+    assert distance(one, result(([1, 4, 3], [-1.0, -1.25, -9.0]))) == 0.25
+    assert distance(one, result(([1, 4, 3], [-1.0, -1.0, -1.0]))) == 1e-3
+
+
+def test_verdict() -> None:
+    reference = Outcome(result(([1], [-1.0])), "")
+    assert _verdict(Outcome(result(([1], [-1.0])), ""), reference, 1e-4).startswith("same")
+    assert _verdict(Outcome(result(([2], [-2.5])), ""), reference, 1e-4).startswith(
+        "wrong (log-probabilities differ by up to 2"
+    )
+    assert _verdict(Outcome(None, "ERROR AssertionError: start_layer\nRuntimeError: later"), reference, 1e-4) == (
+        "refused: AssertionError: start_layer"
+    )
+    assert _error("all fine") == "no exception in the log"

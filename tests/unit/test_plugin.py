@@ -1,0 +1,136 @@
+"""The plugin against vLLM's real registry and its real plugin loader."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from tests.unit.conftest import Snippet
+from vllm_pp_fixes import plugin
+from vllm_pp_fixes.catalog import MODELS
+
+ARCHITECTURE = "Qwen3VLForConditionalGeneration"
+OURS = "vllm_pp_fixes.models.qwen3_vl"
+UPSTREAM = "vllm.model_executor.models.qwen3_vl"
+OTHER = f'ModelRegistry.register_model("{ARCHITECTURE}", "other_plugin.model:Model")\n'
+LOAD = "from vllm.plugins import load_general_plugins; load_general_plugins()\n"
+WHO = f"""
+entry = ModelRegistry.models["{ARCHITECTURE}"]
+print("owner:", getattr(entry, "module_name", None) or entry.model_cls.__module__)
+"""
+
+
+def owner(lines: list[str]) -> str:
+    return lines[-1].removeprefix("owner: ")
+
+
+def said(lines: list[str]) -> list[str]:
+    return [line for line in lines if "vllm_pp_fixes " in line or "VLLM_PP_FIXES" in line]
+
+
+def test_importing_the_package_loads_neither_torch_nor_vllm() -> None:
+    code = """if True:
+        import sys, vllm_pp_fixes
+        assert not {"torch", "vllm", "transformers", "numpy"} & set(sys.modules)
+        assert callable(vllm_pp_fixes.register)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_an_unknown_name_in_the_package_is_an_attribute_error() -> None:
+    import vllm_pp_fixes
+
+    with pytest.raises(AttributeError, match="Qwen4"):
+        vllm_pp_fixes.Qwen4  # noqa: B018
+
+
+def test_entry_point_replaces_upstream_without_a_word_or_an_import(snippet: Snippet) -> None:
+    lines = snippet(LOAD + "import vllm_pp_fixes; vllm_pp_fixes.register()\n" + WHO)
+    assert owner(lines) == OURS
+    assert said(lines) == []
+    own_alone = """
+import sys
+before = set(sys.modules)
+from vllm_pp_fixes import register; register()
+print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] != "vllm_pp_fixes"))
+"""
+    assert snippet(own_alone)[-1] == "[]"
+
+
+def test_plugin_left_out_of_vllm_plugins(snippet: Snippet) -> None:
+    assert owner(snippet(LOAD + WHO, VLLM_PLUGINS="some_other")) == UPSTREAM
+    assert owner(snippet(LOAD + WHO, VLLM_PLUGINS="some_other,vllm_pp_fixes")) == OURS
+
+
+@pytest.mark.parametrize(
+    ("disable", "serves", "warnings"),
+    [("1", UPSTREAM, 0), ("qwen3_vl", UPSTREAM, 0), ("0", OURS, 0), ("", OURS, 0), ("qwen4,qwen3_vl", UPSTREAM, 1)],
+)
+def test_disable(snippet: Snippet, disable: str, serves: str, warnings: int) -> None:
+    lines = snippet(LOAD + WHO, VLLM_PP_FIXES_DISABLE=disable)
+    assert owner(lines) == serves
+    assert len(said(lines)) == warnings
+
+
+@pytest.mark.parametrize(("force", "serves", "warnings"), [("", "other_plugin.model", 1), ("1", OURS, 0)])
+def test_another_plugin_keeps_what_it_registered_unless_forced(
+    snippet: Snippet, force: str, serves: str, warnings: int
+) -> None:
+    lines = snippet(OTHER + LOAD + WHO, VLLM_PP_FIXES_FORCE=force)
+    assert owner(lines) == serves
+    assert len(said(lines)) == warnings
+
+
+def test_another_plugin_that_registered_a_class(snippet: Snippet) -> None:
+    """A class, where others register a name."""
+    register = (
+        f"from {UPSTREAM} import {ARCHITECTURE} as Up\n"
+        "Other = type('Other', (Up,), {'__module__': 'other_plugin'})\n"
+        f"ModelRegistry.register_model('{ARCHITECTURE}', Other)\n"
+    )
+    assert owner(snippet(register + LOAD + WHO)) == "other_plugin"
+
+
+def test_an_error_leaves_upstream_and_says_one_line(snippet: Snippet) -> None:
+    broken = "def broken(*_): raise RuntimeError('registry is broken')\ntype(ModelRegistry).register_model = broken\n"
+    lines = snippet(broken + LOAD + WHO)
+    assert owner(lines) == UPSTREAM
+    (line,) = said(lines)
+    assert "registry is broken" in line
+
+
+def test_an_old_vllm_gets_one_warning_and_nothing_registered(snippet: Snippet) -> None:
+    lines = snippet("vllm.__version__ = '0.16.3'\n" + LOAD + WHO)
+    assert owner(lines) == UPSTREAM
+    (line,) = said(lines)
+    assert "0.17 or newer, this is 0.16.3" in line
+
+
+def test_a_release_without_the_model_gets_nothing(snippet: Snippet) -> None:
+    lines = snippet(f"del ModelRegistry.models['{ARCHITECTURE}']\n" + LOAD + "print(len(ModelRegistry.models))")
+    assert said(lines) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "old"),
+    [
+        ("0.16.3", True),
+        ("0.9.2", True),
+        ("0.16.1rc2.dev3+g12", True),
+        ("0.17.0", False),
+        ("0.32.0+cpu", False),
+        ("1.0.0", False),
+        ("0.1.dev17+g1234", False),
+        ("dev", False),
+    ],
+)
+def test_too_old(version: str, old: bool) -> None:
+    assert plugin.too_old(version) is old
+
+
+def test_unknown_name_lists_the_known(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert plugin.enabled("llama") == list(MODELS)
+    (record,) = caplog.records
+    assert all(model in record.getMessage() for model in MODELS)

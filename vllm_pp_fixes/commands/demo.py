@@ -1,0 +1,188 @@
+"""`vllm-pp-fixes demo`: the real engine on one stage and on several, upstream's class and the drop-in, compared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..catalog import MODELS
+from ..plugin import OLDEST, too_old
+from ..stages import parse_split
+from . import CommandError, checkpoint
+from .engine import Cell, distance
+from .warm import Outcome, Warm, WarmError
+
+NAME = "demo"
+HELP = "run a tiny Qwen3-VL (or a checkpoint of yours) on one stage and on several, upstream and ours, and compare"
+
+INSTALL = (
+    "`uv run vllm-pp-fixes demo` in a checkout of vllm_pp_fixes installs one that runs on any x86-64 CPU; "
+    "on a machine with GPUs, `pip install vllm`"
+)
+UPSTREAM = {"VLLM_PP_FIXES_DISABLE": "1"}
+OURS = {"VLLM_PP_FIXES_DISABLE": "0", "VLLM_PP_FIXES_FORCE": "1"}
+BATCHES = [["text"], ["picture"], ["text2"], ["text", "picture", "pictures", "video"]]
+TOLERANCE = {"float32": 1e-4, "auto": 2e-2}
+"""Largest difference of log-probabilities, in nats, that counts as the same; one stage differs as much from itself
+when its batches fall differently."""
+
+
+@dataclass
+class Row:
+    """One scenario: what upstream and the drop-in did."""
+
+    scenario: str
+    upstream: str
+    ours: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's own arguments."""
+    parser.add_argument(
+        "--model", type=Path, metavar="PATH", help="folder of a checkpoint (default: a tiny one is made)"
+    )
+    parser.add_argument("--split", metavar="1,5", help="layers a stage (default: 1 and the rest)")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="for one engine (default: 900)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare and print; return 1 if the drop-in is not the same as one stage. Raises `CommandError` on bad input."""
+    if find_spec("vllm") is None:
+        raise CommandError(f"vLLM is not installed: {INSTALL}")
+    layers = _layers(arguments.model) if arguments.model else 6
+    try:
+        split = parse_split(arguments.split, layers) if arguments.split else [1, layers - 1]
+    except ValueError as error:
+        raise CommandError(f"--split: {error}") from None
+    with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-") as folder:
+        rows = _compare(arguments, split, Path(folder))
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        _print_table(rows)
+    return 0 if all(row.ours.startswith(("same", "reference")) for row in rows) else 1
+
+
+def _layers(model: Path) -> int:
+    """Return the number of text layers of a checkpoint; refuse one that no drop-in serves."""
+    path = model / "config.json"
+    if not path.is_file():
+        raise CommandError(f"--model: {path} does not exist: name the folder of a checkpoint")
+    config = json.loads(path.read_text())
+    known = [architecture for served in MODELS.values() for architecture in served]
+    architectures = config.get("architectures") or ["no architecture"]
+    if not set(architectures) & set(known):
+        raise CommandError(f"--model: {path} names {', '.join(architectures)}; known are {', '.join(known)}")
+    return config["text_config"]["num_hidden_layers"]
+
+
+def _compare(arguments: argparse.Namespace, split: list[int], folder: Path) -> list[Row]:
+    """Run the four engines: one stage and `split`, upstream and ours."""
+    say = Progress()
+    say("making a tiny checkpoint" if not arguments.model else f"checkpoint {arguments.model}")
+    model = arguments.model or checkpoint.tiny("qwen3_vl")
+    dtype = "auto" if arguments.model else "float32"
+    say("importing vLLM")
+    try:
+        with Warm(folder) as warm:
+            if too_old(warm.version):
+                raise CommandError(
+                    f"vLLM {warm.version} is older than {'.'.join(map(str, OLDEST))}: install a newer one"
+                )
+            if warm.device == "none":
+                raise CommandError(f"this build of vLLM finds no device that it can run on here: {INSTALL}")
+
+            def outcome(name: str, stages: list[int], env: dict[str, str]) -> Outcome:
+                scenario = f"{name}, {_scenario(stages)}"
+                say(scenario)
+                cell = Cell(str(model), BATCHES, split=stages, env=env, engine={"dtype": dtype})
+                try:
+                    return warm.run(cell, arguments.timeout, wait=lambda: say.tick(scenario))
+                except TimeoutError:
+                    return Outcome(None, f"TimeoutError: not over after {arguments.timeout:.0f} s")
+
+            results = [
+                (stages, outcome("upstream", stages, UPSTREAM), outcome("ours", stages, OURS)) for stages in ([], split)
+            ]
+    except WarmError as error:
+        raise CommandError(f"vLLM cannot run here ({str(error).strip().splitlines()[-1]}): {INSTALL}") from None
+    say.end()
+    _, upstream, ours = results[0]
+    reference = upstream if upstream.result else ours
+
+    def verdict(one: Outcome) -> str:
+        if one is reference and one.result:
+            return "reference"
+        return _verdict(one, reference, TOLERANCE[dtype])
+
+    return [Row(_scenario(stages), verdict(theirs), verdict(mine)) for stages, theirs, mine in results]
+
+
+def _scenario(split: list[int]) -> str:
+    return f"{len(split)} stages, {'+'.join(map(str, split))}" if len(split) > 1 else "1 stage"
+
+
+def _verdict(outcome: Outcome, reference: Outcome, tolerance: float) -> str:
+    if outcome.result is None:
+        return f"refused: {_error(outcome.log)}"
+    if reference.result is None:
+        return "no reference to compare with"
+    apart = distance(outcome.result, reference.result)
+    return f"{'same' if apart <= tolerance else 'wrong'} (log-probabilities differ by up to {apart:.1g})"
+
+
+def _error(log: str) -> str:
+    """Return the first exception that a log names: what follows is the engine reporting it."""
+    named = re.search(r"\b[A-Za-z_.]*(?:Error|Exception): .+", log)
+    return named[0].strip() if named else "no exception in the log"
+
+
+def _print_table(rows: list[Row]) -> None:
+    header = Row("scenario", "upstream", "ours")
+    widths = [
+        max(len(value) for value in column)
+        for column in zip(*(asdict(r).values() for r in (header, *rows)), strict=True)
+    ]
+    for row in (header, Row(*("-" * width for width in widths)), *rows):
+        print("  ".join(value.ljust(width) for value, width in zip(asdict(row).values(), widths, strict=True)).rstrip())
+
+
+class Progress:
+    """What is under way and for how long, on standard error: one line each, running seconds on a terminal."""
+
+    def __init__(self) -> None:
+        self.start = self.shown = time.monotonic()
+        self.live = sys.stderr.isatty()
+
+    def __call__(self, doing: str) -> None:
+        """Say that something begins."""
+        self.end()
+        self._show(doing, "" if self.live else "\n")
+
+    def tick(self, doing: str) -> None:
+        """Let the seconds run, and wait a moment."""
+        time.sleep(0.1)
+        if time.monotonic() - self.shown > (1 if self.live else 15):
+            self._show(doing, "" if self.live else "\n")
+
+    def end(self) -> None:
+        """Leave the terminal clean."""
+        if self.live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def _show(self, doing: str, end: str) -> None:
+        self.shown = time.monotonic()
+        print(
+            f"{chr(13) if self.live else ''}[{self.shown - self.start:4.0f} s] {doing}",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
