@@ -31,7 +31,7 @@ def as_first_stage(upstream: type) -> Iterator[None]:
     (fault split-refused). Modules other than `upstream`'s, the text model's among them, still see the real stage.
     """
     module = sys.modules[upstream.__module__]
-    first = _AsFirst(module.get_pp_group())  # type: ignore[attr-defined]
+    first = _AsFirst(module.get_pp_group())
     with mock.patch.object(module, "get_pp_group", return_value=first):
         yield
 

@@ -91,7 +91,7 @@ def too_old(version: str) -> bool:
 
 def _module(entry: Any) -> str:
     """Return the module of a registry entry, lazy (has a module name) or not (has the class)."""
-    return getattr(entry, "module_name", None) or getattr(getattr(entry, "model_cls", None), "__module__", "")
+    return str(getattr(entry, "module_name", None) or getattr(getattr(entry, "model_cls", None), "__module__", ""))
 
 
 def _inside(module: str, package: str) -> bool:

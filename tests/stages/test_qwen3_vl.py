@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration as Upstream
 
@@ -17,6 +15,7 @@ from tests.stages.pipeline import (
     MAX_TOKENS,
     RECEIVE,
     Batch,
+    Count,
     Model,
     Pipeline,
     engine_config,
@@ -181,18 +180,6 @@ def test_levels_are_dropped_when_no_forward_ran_between(build: Build) -> None:
 
     assert left_behind(Upstream)
     assert not left_behind(Ours)
-
-
-class Count(TorchDispatchMode):
-    """Names of the operations that reach torch's dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def test_one_stage_costs_no_operation_more(build: Build) -> None:

@@ -3,10 +3,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 Snippet = Callable[..., list[str]]
+
+
+def name_distribution(folder: Path, version: str) -> None:
+    """Make `folder`, on PYTHONPATH, say that the distribution `vllm` is installed, in `version`.
+
+    vLLM takes itself for a CPU build by a `cpu` in it.
+    """
+    info = folder / f"vllm-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.conftest import name_distribution
 from vllm_pp_fixes.commands import main
 from vllm_pp_fixes.commands.demo import _error, _verdict
 from vllm_pp_fixes.commands.engine import distance
@@ -50,11 +51,11 @@ def test_no_checkpoint_there(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def demo_with(folder: Path, vllm: str | None) -> subprocess.CompletedProcess[str]:
-    """`demo` where `import vllm` runs the text `vllm`, or where there is none."""
+    """`demo` where `import vllm` runs the text `vllm` (the real one if empty), or where there is none."""
     hide = "import sys\nimport vllm_pp_fixes.commands as c\n"
     if vllm is None:
         hide += "from vllm_pp_fixes.commands import demo\ndemo.find_spec = lambda name: None\n"
-    else:
+    elif vllm:
         (folder / "vllm").mkdir()
         (folder / "vllm" / "__init__.py").write_text(vllm)
     return subprocess.run(
@@ -80,6 +81,15 @@ def test_a_vllm_that_cannot_run_here(tmp_path: Path) -> None:
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("vllm-pp-fixes:")]
     assert "libcudart.so.13" in line
     assert "uv run vllm-pp-fixes demo" in line
+
+
+def test_a_build_for_a_device_that_is_not_there(tmp_path: Path) -> None:
+    """What a CUDA build of vLLM is on a machine without a GPU."""
+    name_distribution(tmp_path, "0.32.0")
+    done = demo_with(tmp_path, "")
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("vllm-pp-fixes:")]
+    assert "finds no device that it can run on here: `uv run vllm-pp-fixes demo`" in line
 
 
 def result(*prompts: tuple[list[int], list[float]]) -> dict:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,8 +82,8 @@ PROMPTS = {
 def run(cell: Cell) -> dict[str, Any]:
     """Start the engine of `cell`, ask it every batch, stop it.
 
-    Returns `{"tokens": [[[id, ...] a prompt] a batch], "logprobs": the same shape, in nats}`. Whatever vLLM
-    raises is passed on.
+    Returns `{"tokens": [[[id, ...] a prompt] a batch], "logprobs": the same shape, in nats, "seconds": [a batch]}`.
+    Whatever vLLM raises is passed on.
     """
     os.environ.update({**ENGINE_ENV, **cell.env})
     if cell.split:
@@ -101,13 +102,15 @@ def run(cell: Cell) -> dict[str, Any]:
         **(settings | cell.engine),
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=cell.max_tokens, logprobs=0, ignore_eos=True)
-    tokens, logprobs = [], []
+    tokens, logprobs, seconds = [], [], []
     for batch in cell.batches:
+        start = time.perf_counter()
         outputs = [o.outputs[0] for o in llm.generate([PROMPTS[p]() for p in batch], sampling, use_tqdm=False)]
+        seconds.append(time.perf_counter() - start)
         tokens.append([list(o.token_ids) for o in outputs])
         logprobs.append([[step[t].logprob for step, t in zip(o.logprobs, o.token_ids, strict=True)] for o in outputs])
     llm.llm_engine.engine_core.shutdown()
-    return {"tokens": tokens, "logprobs": logprobs}
+    return {"tokens": tokens, "logprobs": logprobs, "seconds": seconds}
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:

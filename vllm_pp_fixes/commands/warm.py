@@ -89,13 +89,13 @@ def _fork_workers() -> None:
     """Make the CPU platform, which spawns its workers (a minute each), fork them; a GPU's forks by itself."""
     from vllm.platforms.cpu import CpuPlatform
 
-    check = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+    check = CpuPlatform.check_and_update_config.__func__
 
     def check_and_update_config(cls: type, vllm_config: Any) -> None:
         check(cls, vllm_config)
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)  # type: ignore[assignment,method-assign]
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
 
 def _child(cell: Cell, base: Path) -> None:
