@@ -7,6 +7,7 @@ wrong is decided later, when a drop-in's module is imported, which happens only 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import re
 from typing import Any
@@ -40,9 +41,7 @@ def _register() -> None:
     import vllm
 
     if too_old(vllm.__version__):
-        logger.warning(
-            "vllm_pp_fixes is not active: it needs vLLM %d.%d or newer, this is %s", *OLDEST, vllm.__version__
-        )
+        _warn("vllm_pp_fixes is not active: it needs vLLM %d.%d or newer, this is %s", *OLDEST, vllm.__version__)
         return
     from vllm import ModelRegistry
 
@@ -54,7 +53,7 @@ def _register() -> None:
             if entry is None or _inside(owner, __package__):
                 continue  # this release does not have the model, or a plugin function ran twice
             if not _inside(owner, "vllm") and not force:
-                logger.warning(
+                _warn(
                     "vllm_pp_fixes leaves %s to %s, which registered it first; VLLM_PP_FIXES_FORCE=1 takes it",
                     architecture,
                     owner,
@@ -72,12 +71,18 @@ def enabled(disable: str) -> list[str]:
     if "1" in off:
         return []
     if unknown := sorted(off - set(MODELS)):
-        logger.warning(
+        _warn(
             "VLLM_PP_FIXES_DISABLE names %s, which is not known; known are 1 (all), %s",
             ", ".join(unknown),
             ", ".join(MODELS),
         )
     return [model for model in MODELS if model not in off]
+
+
+def _warn(message: str, *values: object) -> None:
+    """Say a line once a start: the engine core and the workers are children of the process that said it."""
+    if multiprocessing.parent_process() is None:
+        logger.warning(message, *values)
 
 
 def too_old(version: str) -> bool:

@@ -92,6 +92,16 @@ def test_another_plugin_that_registered_a_class(snippet: Snippet) -> None:
     assert owner(snippet(register + LOAD + WHO)) == "other_plugin"
 
 
+def test_a_worker_does_not_say_it_again(snippet: Snippet) -> None:
+    in_child = (
+        "import multiprocessing\n"
+        "from vllm.plugins import load_general_plugins\n"
+        "child = multiprocessing.get_context('fork').Process(target=load_general_plugins)\n"
+        "child.start(); child.join(); assert child.exitcode == 0\n"
+    )
+    assert said(snippet(in_child + "print()", VLLM_PP_FIXES_DISABLE="qwen4")) == []
+
+
 def test_an_error_leaves_upstream_and_says_one_line(snippet: Snippet) -> None:
     broken = "def broken(*_): raise RuntimeError('registry is broken')\ntype(ModelRegistry).register_model = broken\n"
     lines = snippet(broken + LOAD + WHO)
