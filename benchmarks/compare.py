@@ -41,10 +41,9 @@ def tokens_per_second(warm: Warm, model: Path, split: list[int], env: dict[str, 
 
 def counts(cls: type, model: Path, split: tuple[int, ...]) -> tuple[int, list[int]]:
     """Bytes over all boundaries, and operations of each stage's forward, for a batch of a picture and one of text."""
-    config = engine_config(str(model))
     pipeline = Pipeline([Model(cls, engine_config(str(model)), split, rank) for rank in range(len(split))])
     sent, operations = 0, []
-    for batch in (picture_batch(config, 1), text_batch(16, 2)):
+    for batch in (picture_batch(1), text_batch(16, 2)):
         with Count() as count:
             pipeline.run(batch)
         operations.append(len(count.operations))

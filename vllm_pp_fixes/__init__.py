@@ -11,10 +11,28 @@ from .catalog import MODELS
 from .plugin import register
 
 if TYPE_CHECKING:
+    from .models.clef_omni import ClefOmniForJointSchema
+    from .models.colqwen3 import ColQwen3Model
+    from .models.cosmos3 import Cosmos3ForConditionalGeneration
+    from .models.moss_audio import MossAudioModel
+    from .models.qwen3_omni_moe_thinker import Qwen3OmniMoeThinkerForConditionalGeneration
     from .models.qwen3_vl import Qwen3VLForConditionalGeneration
+    from .models.qwen3_vl_moe import Qwen3VLMoeForConditionalGeneration
+    from .models.step3_text import Step3TextForCausalLM
 
 __version__ = "0.1.0"
-__all__ = ["Qwen3VLForConditionalGeneration", "__version__", "register"]
+__all__ = [
+    "ClefOmniForJointSchema",
+    "ColQwen3Model",
+    "Cosmos3ForConditionalGeneration",
+    "MossAudioModel",
+    "Qwen3OmniMoeThinkerForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Step3TextForCausalLM",
+    "__version__",
+    "register",
+]
 
 _LAZY = {class_name: model for model, served in MODELS.items() for class_name in served.values()}
 

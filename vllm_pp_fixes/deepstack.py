@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from types import new_class
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,6 +59,7 @@ class DeepStackOverStages:
     """
 
     pp_stage: Stage
+    replaced_because = "hands no DeepStack level to a later stage"
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str | None = None) -> None:
         upstream = upstream_of(type(self))
@@ -65,17 +67,18 @@ class DeepStackOverStages:
         with as_first_stage(upstream):
             super().__init__(vllm_config=vllm_config, **({} if prefix is None else {"prefix": prefix}))  # type: ignore[call-arg]
         inner, group = self.language_model.model, get_pp_group()
-        levels = min(self.deepstack_num_level, len(inner.layers))
+        levels = min(self._count_levels(), len(inner.layers))
         self.pp_stage = Stage(inner.start_layer, inner.end_layer, levels, first=group.is_first_rank)
         self.make_empty_intermediate_tensors = with_levels(self.make_empty_intermediate_tensors, self.pp_stage)
         if not self.pp_stage.first:
             # Only embed_input_ids fills them, and it runs on the first stage only.
-            self.deepstack_input_embeds: list[torch.Tensor] = []
+            self.deepstack_input_embeds = []
         logger.info(
-            "vllm_pp_fixes %s serves %s in place of vLLM's, which hands no DeepStack level to a later stage: "
+            "vllm_pp_fixes %s serves %s in place of vLLM's, which %s: "
             "stage %d of %d, layers %d to %d, receives %s, forwards %s",
             __version__,
-            upstream.__name__,
+            type(self).__name__,
+            self.replaced_because,
             group.rank_in_group + 1,
             group.world_size,
             self.pp_stage.start,
@@ -83,6 +86,10 @@ class DeepStackOverStages:
             [*self.pp_stage.received] or "none",
             [*self.pp_stage.forwarded] or "none",
         )
+
+    def _count_levels(self) -> int:
+        """Return how many levels the towers of this model give: none without a tower."""
+        return self.deepstack_num_level
 
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Embed as upstream does, after dropping levels that an earlier step left behind.
@@ -146,6 +153,7 @@ class DeepStackOverStages:
     # Upstream's, named here for readers and the type checker.
     if TYPE_CHECKING:
         language_model: Any
+        deepstack_input_embeds: Any
         deepstack_num_level: int
         make_empty_intermediate_tensors: Factory
         _get_deepstack_input_embeds: Callable[[int], IntermediateTensors]
@@ -153,30 +161,56 @@ class DeepStackOverStages:
 
 
 def upstream_of(drop_in: type) -> type:
-    """Return the upstream class that a drop-in was made of."""
+    """Return the upstream class whose constructor and forward a drop-in's overrides stand directly above."""
     return drop_in.__mro__[drop_in.__mro__.index(DeepStackOverStages) + 1]
 
 
-def needs_transport(upstream: type) -> bool:
-    """Tell whether an upstream DeepStack class cannot hand levels to a later stage.
+_TAKES_OVER = re.compile(
+    r"self\.make_empty_intermediate_tensors = \(?\s*self\.language_model\.make_empty_intermediate_tensors"
+)
+_DELEGATES = re.compile(r"super\(\)\.__init__\(\s*vllm_config=")
 
-    It cannot where it takes over its text model's factory, which declares no levels. Decided by the constructor's
-    text, not by the release's number: forks, nightlies and backports carry misleading ones.
+
+def at_fault(upstream: type) -> type | None:
+    """Return the class, `upstream` or one that it inherits from, that cannot hand levels to a later stage.
+
+    It cannot where its constructor takes over its text model's factory, which declares no levels. Decided by the
+    constructor's text, not by the release's number: forks, nightlies and backports carry misleading ones. Raises
+    `OSError` or `TypeError` where that text cannot be read. None where levels are declared otherwise.
     """
-    taken_over = r"self\.make_empty_intermediate_tensors = \(?\s*self\.language_model\.make_empty_intermediate_tensors"
-    return re.search(taken_over, inspect.getsource(upstream.__init__)) is not None  # type: ignore[misc]
+    for cls in upstream.__mro__:
+        if "__init__" in vars(cls):
+            source = inspect.getsource(cls.__init__)  # type: ignore[misc]
+            if _TAKES_OVER.search(source):
+                return cls
+            if not _DELEGATES.search(source):
+                break  # constructors further down never run
+    return None
 
 
 def drop_in(upstream: type, module: str) -> type:
     """Return the class that serves in place of `upstream`: upstream's own where nothing is wrong.
 
-    The drop-in keeps upstream's name (speculative decoding compares it) and lives in `module`. It never raises: where
-    upstream's text cannot be read, one warning says so and upstream stays.
+    The overrides go directly above the class at fault, below a subclass that makes something else of its output (a
+    projection, a pooler). The drop-in keeps upstream's name (speculative decoding compares it) and lives in `module`.
+    It never raises (see `unless_unreadable`).
     """
+    return unless_unreadable(upstream, lambda: _compose(upstream, at_fault(upstream), module))
+
+
+def unless_unreadable(upstream: type, choose: Callable[[], type]) -> type:
+    """Return the class that `choose` chooses; `upstream`, with one warning, where it cannot read upstream's text."""
     try:
-        if not needs_transport(upstream):
-            return upstream
+        return choose()
     except (OSError, TypeError) as error:
         logger.warning("vllm_pp_fixes leaves %s as it is, its source cannot be read: %s", upstream.__name__, error)
         return upstream
-    return type(upstream)(upstream.__name__, (DeepStackOverStages, upstream), {"__module__": module})
+
+
+def _compose(upstream: type, fault: type | None, module: str) -> type:
+    if fault is None:
+        return upstream
+    mixed = new_class(fault.__name__, (DeepStackOverStages, fault), {}, lambda body: body.update(__module__=module))
+    if fault is upstream:
+        return mixed
+    return new_class(upstream.__name__, (upstream, mixed), {}, lambda body: body.update(__module__=module))

@@ -1,11 +1,16 @@
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from functools import cache as memoize
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.conftest import Checkpoint
 from tests.engine.cells import UPSTREAM, V2_ENV, cell
 from vllm_pp_fixes.commands.warm import Warm
+
+Reference = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +31,26 @@ def warm_v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 
 
 @pytest.fixture(scope="session")
-def one_stage(warm: Warm, qwen3_vl: Path) -> dict[str, Any]:
-    """What upstream's class answers on one stage: the reference of every other cell."""
-    outcome = warm.run(cell(qwen3_vl, env=UPSTREAM))
-    assert outcome.result, outcome.log
-    return outcome.result
+def reference(warm: Warm, checkpoint: Checkpoint) -> Reference:
+    """What upstream's class answers on one stage, its forward run plainly: what every other cell must equal."""
+
+    @memoize
+    def answers(family: str) -> dict[str, Any]:
+        outcome = warm.run(cell(checkpoint(family), family=family, env=UPSTREAM))
+        assert outcome.result, outcome.log
+        return outcome.result
+
+    return answers
+
+
+@pytest.fixture(scope="session")
+def one_stage(reference: Reference) -> dict[str, Any]:
+    """The reference of Qwen3-VL."""
+    return reference("qwen3_vl")
+
+
+@pytest.fixture
+def cache(warm: Warm, one_stage: dict[str, Any], tmp_path: Path) -> Path:
+    """A cache folder of the test's own; empty but for what vLLM wrote down of the classes, which saves a start."""
+    shutil.copytree(warm.folder / "cache" / "modelinfos", tmp_path / "modelinfos")
+    return tmp_path

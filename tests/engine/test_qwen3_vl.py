@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.engine.cells import (
-    ALL,
     DEFAULT_COMPILE,
     EAGER,
-    NO_TOWER,
-    PIECEWISE,
-    PIECEWISE_ENV,
-    TEXT,
+    LOADED,
+    REFUSAL,
     UPSTREAM,
+    assert_same,
     cell,
+    log_lines,
+    part_of,
+    piecewise,
 )
-from vllm_pp_fixes.commands.engine import distance
-from vllm_pp_fixes.commands.warm import Outcome, Warm
+from tests.models import ROWS
+from vllm_pp_fixes.commands.warm import Warm
 
-REFUSAL = "start_layer should be greater than or equal to len(deepstack_visual_indexes)"
-LOADED = "Directly load AOT compilation"
-
-
-def log_lines(log: str) -> list[str]:
-    return re.findall(r"vllm_pp_fixes .* serves .*", log)
+ROW = ROWS["qwen3_vl"]
+NO_TOWER = ROW.without_tower
 
 
-def assert_same(outcome: Outcome, reference: dict[str, Any], tolerance: float = 1e-4) -> None:
-    assert outcome.result, outcome.log[-6000:]
-    assert outcome.result["tokens"] == reference["tokens"]
-    assert distance(outcome.result, reference) <= tolerance
-
-
-def text_of(result: dict[str, Any]) -> dict[str, Any]:
-    """The part of a result on ALL that TEXT asks too."""
-    keep = [0, len(ALL) - 1]
-    return {key: [result[key][i] for i in keep] for key in ("tokens", "logprobs")}
+@pytest.fixture(scope="session")
+def text_alone(one_stage: dict[str, Any]) -> dict[str, Any]:
+    return part_of(one_stage, ROW.asked, ROW.text)
 
 
 @pytest.mark.parametrize("split", [(1, 5), (1, 1, 4)])
@@ -58,12 +46,11 @@ def test_disabled_upstream_refuses(warm: Warm, qwen3_vl: Path, no_tower: bool) -
     assert not log_lines(outcome.log)
 
 
-def test_no_tower(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any]) -> None:
-    assert_same(warm.run(cell(qwen3_vl, 1, 5, batches=TEXT, **NO_TOWER)), text_of(one_stage))
+def test_no_tower(warm: Warm, qwen3_vl: Path, text_alone: dict[str, Any]) -> None:
+    assert_same(warm.run(cell(qwen3_vl, 1, 5, batches=ROW.text, **NO_TOWER)), text_alone)
 
 
 def test_compiled(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any]) -> None:
-    """The CPU's default: traced once, guards dropped."""
     assert_same(warm.run(cell(qwen3_vl, 1, 5, **DEFAULT_COMPILE)), one_stage)
 
 
@@ -73,25 +60,12 @@ def test_tensor_parallel(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], 
     assert_same(outcome, one_stage)
 
 
-@pytest.fixture
-def cache(warm: Warm, one_stage: dict[str, Any], tmp_path: Path) -> Path:
-    """A cache folder of the test's own; empty but for what vLLM wrote down of the classes, which saves a start."""
-    shutil.copytree(warm.folder / "cache" / "modelinfos", tmp_path / "modelinfos")
-    return tmp_path
-
-
-def piecewise(model: Path, cache: Path, *split: int, env: dict[str, str] | None = None, **more: Any):
-    return cell(
-        model, *split, env={"VLLM_CACHE_ROOT": str(cache), PIECEWISE_ENV: "1", **(env or {})}, **PIECEWISE, **more
-    )
-
-
-def test_piecewise_cold_warm_and_towers(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
+def test_piecewise_cold_warm_and_towers(
+    warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], text_alone: dict[str, Any], cache: Path
+) -> None:
     """On one cache: towers off, then on (a graph of its own), then on again (loads that graph)."""
-    off = warm.run(piecewise(qwen3_vl, cache, 1, 5, batches=TEXT, **NO_TOWER))
-    assert_same(off, text_of(one_stage))
-    cold = warm.run(piecewise(qwen3_vl, cache, 1, 5))
-    assert_same(cold, one_stage)
+    assert_same(warm.run(piecewise(qwen3_vl, cache, 1, 5, batches=ROW.text, **NO_TOWER)), text_alone)
+    assert_same(warm.run(piecewise(qwen3_vl, cache, 1, 5)), one_stage)
     again = warm.run(piecewise(qwen3_vl, cache, 1, 5))
     assert_same(again, one_stage)
     assert again.log.count(LOADED) == 2, "each stage loads the graph that the same start made"
@@ -100,7 +74,7 @@ def test_piecewise_cold_warm_and_towers(warm: Warm, qwen3_vl: Path, one_stage: d
 def test_piecewise_after_upstream(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
     """On one cache: upstream with towers, upstream without (loads the wrong graph), ours (compiles its own)."""
     assert_same(warm.run(piecewise(qwen3_vl, cache, env=UPSTREAM)), one_stage)
-    wrong = warm.run(piecewise(qwen3_vl, cache, env=UPSTREAM, batches=TEXT, **NO_TOWER))
+    wrong = warm.run(piecewise(qwen3_vl, cache, env=UPSTREAM, batches=ROW.text, **NO_TOWER))
     assert LOADED in wrong.log
     assert wrong.result is None, "upstream's compile-cache-shared is gone: is the cure still needed?"
     ours = warm.run(piecewise(qwen3_vl, cache))

@@ -6,8 +6,9 @@ What goes from stage to stage is copied by hand as the runners copy it, into rec
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 from unittest import mock
@@ -24,9 +25,14 @@ from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vllm_pp_fixes.commands.engine import ENGINE_ENV, picture
+from vllm_pp_fixes.commands.engine import ENGINE_ENV
+from vllm_pp_fixes.commands.families import picture
+
+Weights = dict[str, torch.Tensor]
 
 MAX_TOKENS = 256
+MEDIA_TOKEN = 405
+"""The tiny checkpoints' picture token: Qwen3-Omni looks at it, the others go by the mask alone."""
 BLOCK = 64
 
 
@@ -57,7 +63,7 @@ def start_distributed() -> None:
         parallel_state.initialize_model_parallel()
 
 
-def engine_config(model: str, limits: dict[str, int] | None = None) -> VllmConfig:
+def engine_config(model: str, limits: dict[str, int] | None = None, **more: Any) -> VllmConfig:
     return EngineArgs(
         model=model,
         dtype="float32",
@@ -65,6 +71,8 @@ def engine_config(model: str, limits: dict[str, int] | None = None) -> VllmConfi
         max_model_len=MAX_TOKENS,
         max_num_batched_tokens=MAX_TOKENS,
         limit_mm_per_prompt=limits or {},
+        trust_remote_code=True,
+        **more,
         block_size=BLOCK,
     ).create_engine_config()
 
@@ -72,11 +80,18 @@ def engine_config(model: str, limits: dict[str, int] | None = None) -> VllmConfi
 class Model:
     """One stage: the model, its attention caches, and the receive buffers that its factory makes."""
 
-    def __init__(self, cls: type, config: VllmConfig, split: tuple[int, ...], rank: int) -> None:
+    def __init__(
+        self,
+        cls: type,
+        config: VllmConfig,
+        split: tuple[int, ...],
+        rank: int,
+        publish: Callable[[Weights], Weights] = lambda weights: weights,
+    ) -> None:
         self.config, self.group = config, Group(rank, len(split))
         with self.on_stage(), mock.patch.dict(os.environ, VLLM_PP_LAYER_PARTITION=",".join(map(str, split))):
             self.model = cls(vllm_config=config, prefix="").eval()
-        weights = load_file(os.path.join(config.model_config.model, "model.safetensors"))
+        weights = publish(load_file(os.path.join(config.model_config.model, "model.safetensors")))
         with self.on_stage():
             self.model.load_weights(iter(weights.items()))
             process_weights_after_loading(self.model, config.model_config, torch.device("cpu"))
@@ -118,11 +133,13 @@ class Model:
         return dict.fromkeys(layers, metadata)
 
     @torch.inference_mode()
-    def embed(self, input_ids: torch.Tensor, pixels: dict[str, torch.Tensor]) -> torch.Tensor:
-        with self.on_stage(), set_forward_context(None, self.config, num_tokens=input_ids.numel()):
-            media = list(self.model.embed_multimodal(**pixels)) if pixels else []
-            mask = input_ids == self.model.config.image_token_id
-            return self.model.embed_input_ids(input_ids, media, is_multimodal=mask)
+    def embed(self, batch: Batch) -> torch.Tensor | None:
+        """Return the input embeddings as a runner asks for them in each step; None for a model of text alone."""
+        if not hasattr(self.model, "embed_multimodal") or not self.config.model_config.is_multimodal_model:
+            return None
+        with self.on_stage(), set_forward_context(None, self.config, num_tokens=batch.input_ids.numel()):
+            media = list(self.model.embed_multimodal(**batch.media)) if batch.media else []
+            return self.model.embed_input_ids(batch.input_ids, media, is_multimodal=batch.input_ids == MEDIA_TOKEN)
 
     @torch.inference_mode()
     def step(self, input_ids, positions, intermediate, inputs_embeds):
@@ -153,39 +170,43 @@ RECEIVE = {"V1": receive_v1, "V2": receive_v2}
 
 @dataclass
 class Batch:
-    """One prefill of one sequence: `(tokens,)` token ids and, with a picture, the vision tower's inputs."""
+    """One prefill of one sequence: `(tokens,)` token ids and, with media, the tower's inputs."""
 
     input_ids: torch.Tensor
-    pixels: dict[str, torch.Tensor]
-
-    @property
-    def positions(self) -> torch.Tensor:
-        return torch.arange(self.input_ids.numel()).expand(3, -1).contiguous()
+    media: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def text_batch(tokens: int, seed: int) -> Batch:
-    return Batch(torch.randint(0, 256, (tokens,), generator=torch.Generator().manual_seed(seed)), {})
+    return Batch(torch.randint(0, 256, (tokens,), generator=torch.Generator().manual_seed(seed)))
 
 
-def picture_batch(config: VllmConfig, seed: int, width: int = 96, height: int = 64) -> Batch:
+def _around(tokens: int, media: dict[str, torch.Tensor], seed: int) -> Batch:
+    ends = text_batch(16, seed).input_ids
+    return Batch(torch.cat([ends[:7], torch.full((tokens,), MEDIA_TOKEN), ends[7:]]), media)
+
+
+def picture_batch(seed: int, width: int = 96, height: int = 64) -> Batch:
     """Text, a picture (`height` x `width` pixels, a token a 32 x 32 patch), text."""
-    hf = config.model_config.hf_config
-    vision = hf.vision_config
-    patch, merge = vision.patch_size, vision.spatial_merge_size
+    patch, merge, frames = 16, 2, 2
     rows, columns = height // patch, width // patch
     pixels = np.asarray(picture(seed, width, height), dtype=np.float32) / 127.5 - 1
     patches = pixels.reshape(rows // merge, merge, patch, columns // merge, merge, patch, 3)
-    patches = patches.transpose(0, 3, 1, 4, 6, 2, 5)[..., None, :, :].repeat(vision.temporal_patch_size, -3)
-    media = rows * columns // merge**2
-    ends = text_batch(16, seed).input_ids
-    ids = torch.cat([ends[:7], torch.full((media,), hf.image_token_id), ends[7:]])
-    return Batch(
-        ids,
-        {
-            "pixel_values": torch.from_numpy(patches.reshape(rows * columns, -1).copy()),
-            "image_grid_thw": torch.tensor([[1, rows, columns]]),
-        },
-    )
+    patches = patches.transpose(0, 3, 1, 4, 6, 2, 5)[..., None, :, :].repeat(frames, -3)
+    media = {
+        "pixel_values": torch.from_numpy(patches.reshape(rows * columns, -1).copy()),
+        "image_grid_thw": torch.tensor([[1, rows, columns]]),
+    }
+    return _around(rows * columns // merge**2, media, seed)
+
+
+def sound_batch(seed: int, frames: int) -> Batch:
+    """Text, two sounds (`frames` and 40 mel frames, a token for eight), text."""
+    lengths = [frames, 40]
+    random = torch.Generator().manual_seed(seed)
+    mel = torch.randn(2, 128, max(lengths), generator=random)
+    mel[1, :, 40:] = 0
+    media = {"audio_data": mel, "audio_data_seqlens": torch.tensor(lengths)}
+    return _around(sum((length + 7) // 8 for length in lengths), media, seed)
 
 
 class Pipeline:
@@ -198,15 +219,19 @@ class Pipeline:
     def run(self, batch: Batch, runner: str = "V1") -> torch.Tensor:
         """Return the hidden states `(tokens, hidden_size)` of the last stage."""
         first, *later = self.stages
-        embeds = first.embed(batch.input_ids, batch.pixels)
-        output = first.step(None, batch.positions, None, embeds)
+        embeds = first.embed(batch)
+        tokens = batch.input_ids.numel()
+        positions = torch.arange(tokens)
+        if first.config.model_config.uses_mrope:
+            positions = positions.expand(3, -1).contiguous()
+        output = first.step(batch.input_ids if embeds is None else None, positions, None, embeds)
         self.sent = []
         for stage in later:
             # As over the wire: bytes of their own, so that nothing the sender clears or overwrites later shows through.
             self.sent.append({name: tensor.clone() for name, tensor in output.items()})
-            received = RECEIVE[runner](stage.buffers, self.sent[-1], batch.input_ids.numel())
+            received = RECEIVE[runner](stage.buffers, self.sent[-1], tokens)
             ids = batch.input_ids if runner == "V1" else None
-            output = stage.step(ids, batch.positions, received, None)
+            output = stage.step(ids, positions, received, None)
         return output.clone()
 
 

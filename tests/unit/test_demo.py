@@ -9,13 +9,15 @@ import pytest
 
 from tests.unit.conftest import name_distribution
 from vllm_pp_fixes.commands import main
-from vllm_pp_fixes.commands.demo import _error, _verdict
+from vllm_pp_fixes.commands.demo import _error, _family, _read, _verdict
 from vllm_pp_fixes.commands.engine import distance
 from vllm_pp_fixes.commands.warm import Outcome
 
+TEXT = {"text_config": {"num_hidden_layers": 8}}
+
 
 def checkpoint(folder: Path, architecture: str) -> str:
-    config = {"architectures": [architecture], "text_config": {"num_hidden_layers": 8}}
+    config = {"architectures": [architecture], **TEXT}
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
 
@@ -42,7 +44,28 @@ def test_unknown_architecture_lists_the_known(tmp_path: Path, capsys: pytest.Cap
     assert main(["demo", "--model", checkpoint(tmp_path, "LlamaForCausalLM")]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "names LlamaForCausalLM; known are Qwen3VLForConditionalGeneration" in err
+    assert "names LlamaForCausalLM; known are Qwen3VLForConditionalGeneration, Qwen3VLMoe" in err
+
+
+def test_model_type_by_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _family("qwen3_omni") == "qwen3_omni_moe_thinker"
+    assert _family("qwen3_vl") == "qwen3_vl"
+    with pytest.raises(SystemExit):
+        main(["demo", "--model-type", "qwen3"])
+    assert "'qwen3' is not known; known are qwen3_vl, qwen3_vl_moe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "family"),
+    [
+        ({"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": TEXT}, "qwen3_omni_moe_thinker"),
+        ({"architectures": ["MossAudioModel"], "language_config": TEXT["text_config"]}, "moss_audio"),
+        ({"architectures": ["Step3TextForCausalLM"], **TEXT["text_config"]}, "step3_text"),
+    ],
+)
+def test_layers_of_the_users_own_checkpoint(tmp_path: Path, config: dict, family: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert _read(tmp_path) == (family, 8)
 
 
 def test_no_checkpoint_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,14 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..catalog import MODELS
 from ..plugin import OLDEST, too_old
 from ..stages import parse_split
 from . import CommandError, checkpoint
 from .engine import Cell, distance
+from .families import FAMILIES
 from .warm import Outcome, Warm, WarmError
 
 NAME = "demo"
@@ -28,7 +30,6 @@ INSTALL = (
 )
 UPSTREAM = {"VLLM_PP_FIXES_DISABLE": "1"}
 OURS = {"VLLM_PP_FIXES_DISABLE": "0", "VLLM_PP_FIXES_FORCE": "1"}
-BATCHES = [["text"], ["picture"], ["text2"], ["text", "picture", "pictures", "video"]]
 TOLERANCE = {"float32": 1e-4, "auto": 2e-2}
 """Largest difference of log-probabilities, in nats, that counts as the same; one stage differs as much from itself
 when its batches fall differently."""
@@ -46,6 +47,13 @@ class Row:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
     parser.add_argument(
+        "--model-type",
+        type=_family,
+        default="qwen3_vl",
+        metavar="TYPE",
+        help=f"which tiny checkpoint: {', '.join(FAMILIES)}, or the beginning of one (default: qwen3_vl)",
+    )
+    parser.add_argument(
         "--model", type=Path, metavar="PATH", help="folder of a checkpoint (default: a tiny one is made)"
     )
     parser.add_argument("--split", metavar="1,5", help="layers a stage (default: 1 and the rest)")
@@ -57,13 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Compare and print; return 1 if the drop-in is not the same as one stage. Raises `CommandError` on bad input."""
     if find_spec("vllm") is None:
         raise CommandError(f"vLLM is not installed: {INSTALL}")
-    layers = _layers(arguments.model) if arguments.model else 6
+    family, layers = _read(arguments.model) if arguments.model else (arguments.model_type, 6)
     try:
         split = parse_split(arguments.split, layers) if arguments.split else [1, layers - 1]
     except ValueError as error:
         raise CommandError(f"--split: {error}") from None
     with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-") as folder:
-        rows = _compare(arguments, split, Path(folder))
+        rows = _compare(arguments, family, split, Path(folder))
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
@@ -71,57 +79,76 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if all(row.ours.startswith(("same", "reference")) for row in rows) else 1
 
 
-def _layers(model: Path) -> int:
-    """Return the number of text layers of a checkpoint; refuse one that no drop-in serves."""
+def _family(name: str) -> str:
+    """Return the family called `name`, or whose name alone begins so."""
+    found = [name] if name in FAMILIES else [family for family in FAMILIES if family.startswith(name)]
+    if len(found) != 1:
+        raise argparse.ArgumentTypeError(f"{name!r} is not known; known are {', '.join(FAMILIES)}")
+    return found[0]
+
+
+def _read(model: Path) -> tuple[str, int]:
+    """Return family and number of text layers of a checkpoint; refuse one that no drop-in serves."""
     path = model / "config.json"
     if not path.is_file():
         raise CommandError(f"--model: {path} does not exist: name the folder of a checkpoint")
     config = json.loads(path.read_text())
-    known = [architecture for served in MODELS.values() for architecture in served]
+    known = {architecture: family for family in FAMILIES for architecture in MODELS[family]}
     architectures = config.get("architectures") or ["no architecture"]
-    if not set(architectures) & set(known):
+    served = [known[architecture] for architecture in architectures if architecture in known]
+    if not served:
         raise CommandError(f"--model: {path} names {', '.join(architectures)}; known are {', '.join(known)}")
-    return config["text_config"]["num_hidden_layers"]
+    config = config.get("thinker_config", config)
+    text = config.get("text_config") or config.get("language_config") or config
+    return served[0], text["num_hidden_layers"]
 
 
-def _compare(arguments: argparse.Namespace, split: list[int], folder: Path) -> list[Row]:
-    """Run the four engines: one stage and `split`, upstream and ours."""
-    say = Progress()
+def _compare(arguments: argparse.Namespace, name: str, split: list[int], folder: Path) -> list[Row]:
+    """Run the engines: one stage and `split`, upstream and ours, and a reference where upstream's is none."""
+    say, family = Progress(), FAMILIES[name]
     say("making a tiny checkpoint" if not arguments.model else f"checkpoint {arguments.model}")
-    model = arguments.model or checkpoint.tiny("qwen3_vl")
+    model = arguments.model or checkpoint.tiny(name)
     dtype = "auto" if arguments.model else "float32"
+    batches = [["text"], [family.media[0]], ["text2"], ["text", *family.media], *([alone] for alone in family.alone)]
     say("importing vLLM")
     try:
         with Warm(folder) as warm:
             if too_old(warm.version):
-                raise CommandError(
-                    f"vLLM {warm.version} is older than {'.'.join(map(str, OLDEST))}: install a newer one"
-                )
+                oldest = ".".join(map(str, OLDEST))
+                raise CommandError(f"vLLM {warm.version} is older than {oldest}: install a newer one")
             if warm.device == "none":
                 raise CommandError(f"this build of vLLM finds no device that it can run on here: {INSTALL}")
 
-            def outcome(name: str, stages: list[int], env: dict[str, str]) -> Outcome:
-                scenario = f"{name}, {_scenario(stages)}"
+            def outcome(scenario: str, stages: list[int], env: dict[str, str], **engine: Any) -> Outcome:
                 say(scenario)
-                cell = Cell(str(model), BATCHES, split=stages, env=env, engine={"dtype": dtype})
+                engine["dtype"] = dtype
+                cell = Cell(str(model), batches, family=name, split=stages, env=env, engine=engine)
                 try:
                     return warm.run(cell, arguments.timeout, wait=lambda: say.tick(scenario))
                 except TimeoutError:
                     return Outcome(None, f"TimeoutError: not over after {arguments.timeout:.0f} s")
 
-            results = [
-                (stages, outcome("upstream", stages, UPSTREAM), outcome("ours", stages, OURS)) for stages in ([], split)
-            ]
+            reference, more = None, {}
+            if family.wrong_when_traced:
+                reference = outcome("reference: upstream, 1 stage, eager", [], UPSTREAM, enforce_eager=True)
+                if warm.device == "cpu":
+                    # As traced as on a GPU, without the minute that compiling takes.
+                    more = {"compilation_config": {"mode": 2, "backend": "eager"}}
+            results = []
+            for stages in ([], split):
+                theirs, mine = (
+                    outcome(f"{who}, {_scenario(stages)}", stages, env, **more)
+                    for who, env in (("upstream", UPSTREAM), ("ours", OURS))
+                )
+                results.append((stages, theirs, mine))
     except WarmError as error:
         raise CommandError(f"vLLM cannot run here ({str(error).strip().splitlines()[-1]}): {INSTALL}") from None
     say.end()
     _, upstream, ours = results[0]
-    reference = upstream if upstream.result else ours
+    against = reference or (upstream if upstream.result else ours)
 
     def verdict(one: Outcome) -> str:
-        if one is reference and one.result:
-            return "reference"
-        return _verdict(one, reference, TOLERANCE[dtype])
+        return "reference" if one is against and one.result else _verdict(one, against, TOLERANCE[dtype])
 
     return [Row(_scenario(stages), verdict(theirs), verdict(mine)) for stages, theirs, mine in results]
 

@@ -7,16 +7,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from .families import FAMILIES, prompt
+
 ENGINE_ENV = {
     "HF_HUB_OFFLINE": "1",
     # The CPU backend binds each rank to a NUMA node of its own unless told not to: with more ranks it would not start.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "OMP_NUM_THREADS": "1",
-}
-PLACEHOLDER = {
-    "image": "<|vision_start|><|image_pad|><|vision_end|>",
-    "video": "<|vision_start|><|video_pad|><|vision_end|>",
 }
 
 
@@ -26,6 +24,7 @@ class Cell:
 
     model: str
     batches: list[list[str]]
+    family: str = "qwen3_vl"
     split: list[int] = field(default_factory=list)
     """Layers a stage, `[1, 5]`; empty for one stage."""
     tensor_parallel_size: int = 1
@@ -33,50 +32,6 @@ class Cell:
     env: dict[str, str] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `vllm.LLM`."""
-
-
-def picture(seed: int, width: int = 96, height: int = 64):
-    """Return a PIL image of noise blocks, `height` x `width` pixels, the same for the same arguments."""
-    import numpy as np
-    from PIL import Image
-
-    blocks = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
-    return Image.fromarray(blocks.repeat(8, 0).repeat(8, 1))
-
-
-def video(seed: int, frames: int = 4, size: int = 64):
-    """Return `(frames, metadata)` as vLLM takes a video: uint8 `(frames, size, size, 3)`, not to be sampled again."""
-    import numpy as np
-
-    pixels = np.stack([np.asarray(picture(seed + i, size, size)) for i in range(frames)])
-    return pixels, {
-        "fps": 2.0,
-        "duration": frames / 2,
-        "total_num_frames": frames,
-        "frames_indices": list(range(frames)),
-        "video_backend": "opencv",
-        "do_sample_frames": False,
-    }
-
-
-def _prompt(text: str, **media: Any) -> dict[str, Any]:
-    marks = "".join(PLACEHOLDER[kind] * (len(items) if isinstance(items, list) else 1) for kind, items in media.items())
-    prompt: dict[str, Any] = {"prompt": f"<|im_start|>user\n{marks}{text}<|im_end|>\n<|im_start|>assistant\n"}
-    if media:
-        prompt["multi_modal_data"] = media
-    return prompt
-
-
-PROMPTS = {
-    "text": lambda: _prompt("Pipeline parallelism splits the layers"),
-    "text2": lambda: _prompt("What is a stage? Describe."),
-    "picture": lambda: _prompt("What is in this picture?", image=picture(1)),
-    "picture2": lambda: _prompt("Describe the picture", image=picture(2, 64, 128)),
-    "pictures": lambda: _prompt("How many cats?", image=[picture(3), picture(4, 128, 64), picture(5, 64, 64)]),
-    "video": lambda: _prompt("Describe the video", video=video(6)),
-    "large": lambda: _prompt("What is in this picture?", image=picture(7, 256, 192)),
-}
-"""Prompts by name, each made from a seed of its own."""
 
 
 def run(cell: Cell) -> dict[str, Any]:
@@ -95,17 +50,20 @@ def run(cell: Cell) -> dict[str, Any]:
     if current_platform.is_cpu():
         # Stock compile runs the plain forward; eager mode fails there with more than one stage, whatever the model.
         settings["compilation_config"] = {"mode": 1}
+    family = FAMILIES[cell.family]
     llm = LLM(
         model=cell.model,
         pipeline_parallel_size=max(1, len(cell.split)),
         tensor_parallel_size=cell.tensor_parallel_size,
-        **(settings | cell.engine),
+        **(settings | family.engine | cell.engine),
     )
     sampling = SamplingParams(temperature=0.0, max_tokens=cell.max_tokens, logprobs=0, ignore_eos=True)
     tokens, logprobs, seconds = [], [], []
     for batch in cell.batches:
         start = time.perf_counter()
-        outputs = [o.outputs[0] for o in llm.generate([PROMPTS[p]() for p in batch], sampling, use_tqdm=False)]
+        outputs = [
+            o.outputs[0] for o in llm.generate([prompt(name, family) for name in batch], sampling, use_tqdm=False)
+        ]
         seconds.append(time.perf_counter() - start)
         tokens.append([list(o.token_ids) for o in outputs])
         logprobs.append([[step[t].logprob for step, t in zip(o.logprobs, o.token_ids, strict=True)] for o in outputs])

@@ -68,6 +68,8 @@ class Warm:
         """Run `cell`, calling `wait` until it is over. Raises `TimeoutError` after `timeout` seconds."""
         self.cells += 1
         base = self.folder / f"cell{self.cells}"
+        for suffix in (".done", ".json"):
+            base.with_suffix(suffix).unlink(missing_ok=True)
         print(json.dumps({"cell": asdict(cell), "base": str(base)}), file=self.requests, flush=True)
         group = int(self.replies.readline())
         done, deadline = base.with_suffix(".done"), time.monotonic() + timeout

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+
+import pytest
+import torch
+
+from tests.conftest import Checkpoint
+from tests.models import ROWS
+from tests.stages.pipeline import (
+    Batch,
+    Model,
+    Pipeline,
+    engine_config,
+    picture_batch,
+    sound_batch,
+    start_distributed,
+    text_batch,
+)
+
+LAYERS = 6
+UPSTREAM, OURS = "vllm.model_executor.models", "vllm_pp_fixes.models"
+
+Build = Callable[..., Pipeline]
+
+
+def model_class(family: str, package: str) -> type:
+    return getattr(import_module(f"{package}.{family}"), ROWS[family].class_name)
+
+
+def batches(family: str, tower: bool = True) -> list[Batch]:
+    """With media, without (shorter and longer: stale levels would show), with others."""
+    short, long = text_batch(12, 2), text_batch(60, 3)
+    if not tower or not ROWS[family].no_tower:
+        return [long, short]
+    if family == "moss_audio":
+        return [sound_batch(1, 100), short, long, sound_batch(4, 203), sound_batch(5, 41)]
+    return [picture_batch(1), short, long, picture_batch(4, 64, 128), picture_batch(5, 32, 32)]
+
+
+def answers(pipeline: Pipeline, asked: list[Batch], runner: str = "V1") -> list[torch.Tensor]:
+    return [pipeline.run(batch, runner) for batch in asked]
+
+
+def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="session")
+def build(checkpoint: Checkpoint) -> Build:
+    """Build a pipeline; stages are shared across tests."""
+    start_distributed()
+
+    @cache
+    def model(
+        package: str, family: str, tower: bool, split: tuple[int, ...], rank: int, sizes: tuple[tuple[str, int], ...]
+    ) -> Model:
+        config = engine_config(str(checkpoint(family, **dict(sizes))), None if tower else ROWS[family].no_tower)
+        return Model(model_class(family, package), config, split, rank)
+
+    def pipeline(
+        split: tuple[int, ...] = (LAYERS,),
+        package: str = OURS,
+        family: str = "qwen3_vl",
+        *,
+        tower: bool = True,
+        **sizes: int,
+    ) -> Pipeline:
+        made = tuple(sorted(sizes.items()))
+        return Pipeline([model(package, family, tower, split, rank, made) for rank in range(len(split))])
+
+    return pipeline

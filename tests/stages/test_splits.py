@@ -1,0 +1,83 @@
+"""Ring 2: every stage of the real models in one process, bit-equal to one stage of upstream's class."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.models import OTHERS, ROWS
+from tests.stages.conftest import LAYERS, UPSTREAM, Build, answers, batches, equal
+from tests.stages.pipeline import RECEIVE, splits
+from vllm_pp_fixes.deepstack import key
+from vllm_pp_fixes.stages import stages
+
+SPLITS = [split for count in (2, 3, 6) for split in splits(LAYERS, count)]
+CASES: list[tuple[str, bool, dict[str, int]]] = [
+    *(("qwen3_vl", True, {"levels": levels}) for levels in (1, 2, 3, 4)),
+    ("moss_audio", True, {"levels": 3, "injected": 2}),
+    *((family, True, {}) for family in OTHERS),
+    *((family, False, {}) for family, row in ROWS.items() if row.no_tower),
+]
+
+
+def case_id(value: object) -> str:
+    if isinstance(value, dict):
+        return "-".join(f"{k}{v}" for k, v in value.items())
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def levels(family: str, tower: bool, sizes: dict[str, int]) -> int:
+    return sizes.get("injected") or sizes.get("levels") or ROWS[family].levels if tower else 0
+
+
+@pytest.mark.parametrize("runner", RECEIVE)
+@pytest.mark.parametrize(("family", "tower", "sizes"), CASES, ids=case_id)
+@pytest.mark.parametrize("split", SPLITS, ids=case_id)
+def test_every_split_answers_as_one_stage(
+    build: Build, split: tuple[int, ...], family: str, tower: bool, sizes: dict[str, int], runner: str
+) -> None:
+    asked = batches(family, tower)
+    # MOSS-Audio without its tower does not start upstream: its drop-in at one stage stands in.
+    package = () if family == "moss_audio" and not tower else (UPSTREAM,)
+    reference = answers(build((LAYERS,), *package, family=family, tower=tower, **sizes), asked)
+    pipeline = build(split, family=family, tower=tower, **sizes)
+    assert equal(answers(pipeline, asked, runner), reference)
+    expected = stages(split, levels(family, tower, sizes))
+    for sent, stage, receiver in zip(pipeline.sent, pipeline.stages[1:], expected[1:], strict=True):
+        assert set(sent) == set(stage.buffers.tensors) == {"hidden_states", "residual", *map(key, receiver.received)}
+
+
+@pytest.mark.parametrize("family", ROWS)
+def test_a_lost_tensor_would_be_noticed(build: Build, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, asked = ROWS[family], batches(family)
+    reference = answers(build((LAYERS,), UPSTREAM, family=family), asked)
+    copy = RECEIVE["V1"]
+
+    def lose(buffers, sent, tokens):
+        return copy(buffers, {**sent, row.lost: torch.zeros_like(sent[row.lost])}, tokens)
+
+    monkeypatch.setitem(RECEIVE, "V1", lose)
+    lost = answers(build((1, 5), family=family), asked)
+    differs = [(a - b).abs().max().item() > 0.1 for a, b in zip(lost, reference, strict=True)]
+    # A lost level is felt where there are media, a lost residual everywhere.
+    assert differs == [bool(batch.media) or not row.no_tower for batch in asked]
+
+
+def test_omni_upstream_drops_levels(build: Build) -> None:
+    family = "qwen3_omni_moe_thinker"
+    asked = batches(family)
+    theirs = answers(build((1, 5), UPSTREAM, family=family), asked)
+    reference = answers(build((LAYERS,), UPSTREAM, family=family), asked)
+    assert (theirs[0] - reference[0]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.parametrize("tower", [True, False])
+def test_upstream_refuses(build: Build, family: str, tower: bool) -> None:
+    with pytest.raises(AssertionError, match="start_layer should be greater than or equal to len"):
+        build((1, 5), UPSTREAM, family=family, tower=tower)
+
+
+def test_moss_upstream_does_not_start_without_tower(build: Build) -> None:
+    with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
+        build((LAYERS,), UPSTREAM, family="moss_audio", tower=False)

@@ -1,0 +1,119 @@
+"""Models that inherit from a patched one under another name: the overrides go below what they make of its output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.models.registry import ModelRegistry
+
+import vllm_pp_fixes
+from tests.conftest import Checkpoint
+from tests.stages.conftest import LAYERS, OURS, UPSTREAM, answers, batches, equal
+from tests.stages.pipeline import Model, Pipeline, Weights, engine_config, start_distributed
+from vllm_pp_fixes.catalog import MODELS, UNTOUCHED
+from vllm_pp_fixes.deepstack import DeepStackOverStages, at_fault
+
+OMNI = "qwen3_omni_moe_thinker"
+
+
+def with_projection(weights: Weights) -> Weights:
+    projection = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
+    return {**weights, "custom_text_proj.weight": projection}
+
+
+def flat_names(weights: Weights) -> Weights:
+    return {re.sub(r"^model\.(language_model|visual)\.", "", name): weight for name, weight in weights.items()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A subclass, run on the tiny checkpoint of the family that it inherits from."""
+
+    class_name: str
+    base: str = "qwen3_vl"
+    publish: Callable[[Weights], Weights] = lambda weights: weights
+    """What its own checkpoints hold instead."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    configuration: dict[str, Any] = field(default_factory=dict)
+
+
+HEAD = {"hidden_size": 64, "width": 32, "routing_layers": 1, "layers": 1, "heads": 2, "feedforward": 64}
+CASES = {
+    "colqwen3": Case(
+        "ColQwen3Model",
+        publish=with_projection,
+        engine={"runner": "pooling", "hf_overrides": {"architectures": ["ColQwen3"], "embed_dim": 32}},
+    ),
+    "cosmos3": Case("Cosmos3ForConditionalGeneration", publish=flat_names),
+    "clef_omni": Case("ClefOmniForJointSchema", OMNI, configuration={"joint_head_config": HEAD}),
+}
+
+
+def build(checkpoint: Checkpoint, module: str, package: str, split: tuple[int, ...]) -> Pipeline:
+    start_distributed()
+    case = CASES[module]
+    cls = getattr(import_module(f"{package}.{module}"), case.class_name)
+
+    def stage(rank: int) -> Model:
+        config = engine_config(str(checkpoint(case.base)), **case.engine)
+        for name, value in case.configuration.items():
+            setattr(config.model_config.hf_config, name, value)
+        return Model(cls, config, split, rank, case.publish)
+
+    return Pipeline([stage(rank) for rank in range(len(split))])
+
+
+@pytest.mark.parametrize("split", [(1, 5), (1, 1, 4)], ids=str)
+@pytest.mark.parametrize("module", CASES)
+def test_split(checkpoint: Checkpoint, module: str, split: tuple[int, ...]) -> None:
+    asked = batches(CASES[module].base)
+    reference = answers(build(checkpoint, module, UPSTREAM, (LAYERS,)), asked)
+    assert equal(answers(build(checkpoint, module, OURS, split), asked), reference)
+    if module == "clef_omni":
+        assert not equal(answers(build(checkpoint, module, UPSTREAM, split), asked), reference)
+    else:
+        with pytest.raises(AssertionError, match="start_layer should be greater than or equal to len"):
+            build(checkpoint, module, UPSTREAM, split)
+
+
+def upstream_class(architecture: str) -> type:
+    return ModelRegistry.models[architecture].load_model_cls()
+
+
+@pytest.mark.parametrize("module", CASES)
+def test_the_overrides_go_directly_above_the_class_at_fault(module: str) -> None:
+    ours = getattr(vllm_pp_fixes, CASES[module].class_name)
+    mro = ours.__mro__
+    fault = at_fault(mro[1])
+    assert fault is not None
+    assert mro[mro.index(DeepStackOverStages) + 1] is fault
+    assert ours.__name__ == mro[1].__name__
+    assert mro[1].__module__ == f"{UPSTREAM}.{module}"
+
+
+def test_every_architecture_that_inherits_is_served_or_named() -> None:
+    """No silent gap: whatever in vLLM's registry inherits from or is a patched class is in the catalogue."""
+    served = {architecture for model in MODELS.values() for architecture in model}
+    patched = tuple(
+        getattr(import_module(f"{UPSTREAM}.{module}"), class_name)
+        for module, classes in MODELS.items()
+        for class_name in classes.values()
+    )
+    inheriting = set()
+    for architecture, entry in ModelRegistry.models.items():
+        if not re.search(r"qwen3|qwen_?4|intern_?s|cosmos|clef|col|step|moss|bailing", f"{entry}", re.I):
+            continue  # the other hundreds cannot inherit without importing one of these
+        try:
+            cls = upstream_class(architecture)
+        except Exception:
+            continue  # needs a device or a library that is not here
+        if issubclass(cls, patched):
+            inheriting.add(architecture)
+    assert inheriting - served <= set(UNTOUCHED)
+    assert served <= set(ModelRegistry.models)

@@ -1,0 +1,119 @@
+"""What the commands must know of each model: its marks in a prompt, what to ask it, how its engine is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+_VISION = {
+    "image": "<|vision_start|><|image_pad|><|vision_end|>",
+    "video": "<|vision_start|><|video_pad|><|vision_end|>",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One of the models of `catalog.MODELS`."""
+
+    placeholder: dict[str, str]
+    """What stands in a prompt for one item of each modality."""
+    media: tuple[str, ...]
+    """Prompts (keys of `PROMPTS`) beyond text, the telling one first."""
+    alone: tuple[str, ...] = ()
+    """Prompts to ask in a batch of their own too (`talkie` only so: where a chunk ends inside it, upstream's answer
+    moves, at one stage too)."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `vllm.LLM` without which it does not load."""
+    wrong_when_traced: bool = False
+    """Upstream is wrong at one stage too, once the model is compiled: only its eager answers are a reference."""
+
+
+FAMILIES = {
+    "qwen3_vl": Family(_VISION, ("picture", "pictures", "video", "large")),
+    "qwen3_vl_moe": Family(_VISION, ("picture", "pictures", "video", "large")),
+    "qwen3_omni_moe_thinker": Family(
+        {**_VISION, "audio": "<|audio_start|><|audio_pad|><|audio_end|>"},
+        ("picture", "pictures", "video", "large", "sound", "sounds"),
+        ("talkie", "sound"),
+    ),
+    "moss_audio": Family(
+        {"audio": "<|audio_bos|><|AUDIO|><|audio_eos|>"},
+        ("sound", "sounds", "sound2"),
+        engine={"trust_remote_code": True},
+        wrong_when_traced=True,
+    ),
+    "step3_text": Family({}, ("text3",)),
+}
+
+
+def picture(seed: int, width: int = 96, height: int = 64):
+    """Return a PIL image of noise blocks, `height` x `width` pixels, the same for the same arguments."""
+    import numpy as np
+    from PIL import Image
+
+    blocks = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
+    return Image.fromarray(blocks.repeat(8, 0).repeat(8, 1))
+
+
+def video(seed: int, frames: int = 4, size: int = 64):
+    """Return `(frames, metadata)` as vLLM takes a video: uint8 `(frames, size, size, 3)`, not to be sampled again."""
+    import numpy as np
+
+    pixels = np.stack([np.asarray(picture(seed + i, size, size)) for i in range(frames)])
+    return pixels, {
+        "fps": 2.0,
+        "duration": frames / 2,
+        "total_num_frames": frames,
+        "frames_indices": list(range(frames)),
+        "video_backend": "opencv",
+        "do_sample_frames": False,
+    }
+
+
+def sound(seed: int, seconds: float = 1.5):
+    """Return `(samples, 16000)`: tones that change every tenth of a second, over noise; float32 in steps of 16 bits."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    time = np.arange(int(seconds * 16000)) / 16000
+    pitch = random.uniform(100, 3000, int(seconds * 10) + 1)[(time * 10).astype(int)]
+    wave = np.sin(2 * np.pi * pitch * time) / 2 + random.normal(0, 0.05, time.size)
+    return (np.round(wave * 32767) / 32768).astype(np.float32), 16000
+
+
+_Question = tuple[str, dict[str, Any]]
+
+PROMPTS: dict[str, Callable[[], _Question]] = {
+    "text": lambda: ("Pipeline parallelism splits the layers", {}),
+    "text2": lambda: ("What is a stage? Describe.", {}),
+    "text3": lambda: ("How many people walk from left to right beside the open window? " * 4, {}),
+    "picture": lambda: ("What is in this picture?", {"image": picture(1)}),
+    "picture2": lambda: ("Describe the picture", {"image": picture(2, 64, 128)}),
+    "pictures": lambda: ("How many cats?", {"image": [picture(3), picture(4, 128, 64), picture(5, 64, 64)]}),
+    "video": lambda: ("Describe the video", {"video": video(6)}),
+    "large": lambda: ("What is in this picture?", {"image": picture(7, 256, 192)}),
+    "sound": lambda: ("What do you hear?", {"audio": sound(8)}),
+    "sound2": lambda: ("What do you hear?", {"audio": sound(9, 4.0)}),
+    "sounds": lambda: ("Which is longer?", {"audio": [sound(10, 1.1), sound(11, 2.2)]}),
+    "talkie": lambda: ("What?", {"video": [video(12)], "audio": [sound(13, 1.0)]}),
+}
+"""Questions by name: the text, and media by modality, each made from a seed of its own.
+
+In `talkie` the sound is the video's own. No sound is shorter than a second: Qwen3-Omni's encoder pads the last piece
+of a second to the longest that it encodes beside it, so that a shorter one's answers move with its neighbours."""
+
+
+def prompt(name: str, family: Family) -> dict[str, Any]:
+    """Return the prompt `name` as `vllm.LLM.generate` takes it."""
+    text, media = PROMPTS[name]()
+    shown = {kind: items for kind, items in media.items() if not (name == "talkie" and kind == "audio")}
+    marks = "".join(
+        family.placeholder[kind] * (len(items) if isinstance(items, list) else 1) for kind, items in shown.items()
+    )
+    made: dict[str, Any] = {"prompt": f"<|im_start|>user\n{marks}{text}<|im_end|>\n<|im_start|>assistant\n"}
+    if media:
+        made["multi_modal_data"] = media
+    if name == "talkie":
+        made["mm_processor_kwargs"] = {"use_audio_in_video": True}
+    return made

@@ -1,0 +1,91 @@
+"""Drop-in for `vllm.model_executor.models.moss_audio` (moss-compiled-drops-levels, -audio-off, -levels-without-tower).
+
+Upstream makes the levels anew for each batch that has sound and passes None for all others. vLLM traces the inner
+model once, before the first sound, so that a compiled model ignores the levels for ever. Here they lie in zero-backed
+buffers, as Qwen3-VL's do, and travel over stages as Qwen3-VL's do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.model_executor.models import moss_audio as upstream
+from vllm.model_executor.models.utils import StageMissingLayer
+from vllm.sequence import IntermediateTensors
+
+from vllm_pp_fixes.construction import readable_tensors
+from vllm_pp_fixes.deepstack import DeepStackOverStages, key, unless_unreadable
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class _MossAudioModel(DeepStackOverStages, upstream.MossAudioModel):
+    """MOSS-Audio that keeps its DeepStack levels in buffers, on the first stage and with a tower only."""
+
+    replaced_because = "loses DeepStack levels when compiled"
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        with readable_tensors(upstream.MossAudioModel):
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+        # The mixin declares and sends; upstream's own lists know nothing of a missing tower.
+        self.language_model.deepstack_inject_layer_indices = range(0)
+        self.language_model.model.deepstack_inject_layer_indices = range(0)
+        shape = vllm_config.scheduler_config.max_num_batched_tokens, self.config.language_config.hidden_size
+        self.level_buffers = [torch.zeros(shape) for _ in range(self._count_levels() if self.pp_stage.first else 0)]
+        self.deepstack_input_embeds_num_tokens = 0
+
+    def _count_levels(self) -> int:
+        if isinstance(self.audio_encoder, StageMissingLayer):
+            return 0
+        return len(self.deepstack_audio_merger_list)
+
+    def _get_deepstack_input_embeds(self, num_tokens: int) -> IntermediateTensors:
+        return IntermediateTensors({key(k): buffer[:num_tokens] for k, buffer in enumerate(self.level_buffers)})
+
+    def _clear_deepstack_input_embeds(self, num_tokens: int) -> None:
+        if self.deepstack_input_embeds_num_tokens:
+            for buffer in self.level_buffers:
+                buffer[:num_tokens].zero_()
+            self.deepstack_input_embeds_num_tokens = 0
+
+    def embed_input_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Embed as upstream does; levels of this batch, if any, go from upstream's tensors into the buffers."""
+        embeds = super().embed_input_ids(input_ids, *args, **kwargs)
+        if self.deepstack_input_embeds:
+            for k, buffer in enumerate(self.level_buffers):
+                buffer[: embeds.size(0)].copy_(self.deepstack_input_embeds[key(k)])
+            self.deepstack_input_embeds_num_tokens = embeds.size(0)
+        return embeds
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: object,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Run this stage's layers; see `DeepStackOverStages.forward`."""
+        if not self.level_buffers:
+            return super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+        num_tokens = positions.size(-1)
+        self.deepstack_input_embeds = self._get_deepstack_input_embeds(num_tokens)
+        output = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+        self._clear_deepstack_input_embeds(num_tokens)
+        return output
+
+
+def _starts_without_levels(model: type) -> bool:
+    """Tell whether the constructor leaves the levels None until a batch has sound."""
+    return bool(re.search(r"self\.deepstack_input_embeds\b[^=\n]*= None", inspect.getsource(model.__init__)))  # type: ignore[misc]
+
+
+_MossAudioModel.__name__ = _MossAudioModel.__qualname__ = upstream.MossAudioModel.__name__
+MossAudioModel = unless_unreadable(
+    upstream.MossAudioModel,
+    lambda: _MossAudioModel if _starts_without_levels(upstream.MossAudioModel) else upstream.MossAudioModel,
+)
