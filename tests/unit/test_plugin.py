@@ -65,7 +65,15 @@ def test_plugin_left_out_of_vllm_plugins(snippet: Snippet) -> None:
 
 @pytest.mark.parametrize(
     ("disable", "serves", "warnings"),
-    [("1", UPSTREAM, 0), ("qwen3_vl", UPSTREAM, 0), ("0", OURS, 0), ("", OURS, 0), ("qwen4,qwen3_vl", UPSTREAM, 1)],
+    [
+        ("1", UPSTREAM, 0),
+        ("qwen3_vl", UPSTREAM, 0),
+        ("0", OURS, 0),
+        ("", OURS, 0),
+        ("moss_audio", OURS, 0),
+        ("qwen3_vl,step3_text", UPSTREAM, 0),
+        ("qwen4,qwen3_vl", UPSTREAM, 1),
+    ],
 )
 def test_disable(snippet: Snippet, disable: str, serves: str, warnings: int) -> None:
     lines = snippet(LOAD + WHO, VLLM_PP_FIXES_DISABLE=disable)
