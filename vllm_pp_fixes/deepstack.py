@@ -203,7 +203,7 @@ def unless_unreadable(upstream: type, choose: Callable[[], type]) -> type:
     try:
         return choose()
     except (OSError, TypeError) as error:
-        logger.warning("vllm_pp_fixes leaves %s as it is, its source cannot be read: %s", upstream.__name__, error)
+        logger.warning("vllm_pp_fixes leaves %s as it is, it cannot tell what it does: %s", upstream.__name__, error)
         return upstream
 
 

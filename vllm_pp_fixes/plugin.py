@@ -17,6 +17,7 @@ from .catalog import MODELS
 # vLLM configures only the loggers below its own name.
 logger = logging.getLogger("vllm.vllm_pp_fixes.plugin")
 
+UPSTREAM = "vllm.model_executor.models"
 OLDEST = (0, 17)
 """Oldest release of vLLM that the drop-ins were made for."""
 
@@ -52,6 +53,15 @@ def _register() -> None:
             owner = _module(entry)
             if entry is None or _inside(owner, __package__):
                 continue  # this release does not have the model, or a plugin function ran twice
+            if _inside(owner, "vllm") and (owner, entry.class_name) != (f"{UPSTREAM}.{model}", class_name):
+                # A drop-in made of what is not there would stop the start of the model.
+                _warn(
+                    "vllm_pp_fixes leaves %s as it is: in this vLLM it is %s of %s",
+                    architecture,
+                    entry.class_name,
+                    owner,
+                )
+                continue
             if not _inside(owner, "vllm") and not force:
                 _warn(
                     "vllm_pp_fixes leaves %s to %s, which registered it first; VLLM_PP_FIXES_FORCE=1 takes it",

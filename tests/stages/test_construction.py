@@ -91,4 +91,4 @@ def test_a_class_whose_source_cannot_be_read_is_left_alone(caplog: pytest.LogCap
     with caplog.at_level("WARNING"):
         assert deepstack.drop_in(unreadable["Unreadable"], __name__) is unreadable["Unreadable"]
     (record,) = caplog.records
-    assert "source cannot be read" in record.getMessage()
+    assert "could not get source code" in record.getMessage()

@@ -125,6 +125,14 @@ def test_an_old_vllm_gets_one_warning_and_nothing_registered(snippet: Snippet) -
     assert "0.17 or newer, this is 0.16.3" in line
 
 
+def test_a_release_that_has_the_model_elsewhere_is_left_alone(snippet: Snippet) -> None:
+    moved = f'ModelRegistry.register_model("{ARCHITECTURE}", "vllm.models.qwen3_vl:{ARCHITECTURE}")\n'
+    lines = snippet(moved + LOAD + WHO)
+    assert owner(lines) == "vllm.models.qwen3_vl"
+    (line,) = said(lines)
+    assert "in this vLLM it is Qwen3VLForConditionalGeneration of vllm.models.qwen3_vl" in line
+
+
 def test_a_release_without_the_model_gets_nothing(snippet: Snippet) -> None:
     lines = snippet(f"del ModelRegistry.models['{ARCHITECTURE}']\n" + LOAD + "print(len(ModelRegistry.models))")
     assert said(lines) == []

@@ -1,0 +1,108 @@
+"""What the makers of tiny checkpoints share: tokenizer, weights, the text model's configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .families import FAMILIES
+
+_CORPUS = (
+    "A picture shows two cats on a red sofa beside an open window; the first cat sleeps, the second watches birds. "
+    "What is in this picture? Describe the video and say how many people walk from left to right. "
+    "Pipeline parallelism splits the layers of a model into stages, and every stage runs on a device of its own. "
+)
+_SPECIAL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<|audio_pad|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|AUDIO|>",
+]
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+    "{% if c.type in ('image', 'image_url') %}IMAGE{% elif c.type in ('video', 'video_url') %}VIDEO"
+    "{% elif c.type in ('audio', 'audio_url', 'input_audio') %}AUDIO"
+    "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat_template(family: str) -> str:
+    """Return the chat template of a family, its media marked as in `FAMILIES`."""
+    template = _CHAT_TEMPLATE
+    for kind in ("image", "video", "audio"):
+        template = template.replace(kind.upper(), FAMILIES[family].placeholder.get(kind, ""))
+    return template
+
+
+def make_tokenizer(family: str):
+    """Return a byte-level BPE tokenizer trained on a few sentences, with the model's special tokens and template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        [_CORPUS],
+        trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.add_special_tokens({"additional_special_tokens": _SPECIAL})
+    tokenizer.chat_template = chat_template(family)
+    return tokenizer
+
+
+def draw(shapes: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
+    """Return a float32 tensor for each name and shape: norms 1, biases small, all else wide enough to be felt."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in shapes.items():
+        if "norm" in name:
+            weights[name] = torch.full(shape, 1.0 if name.endswith("weight") else 0.0)
+        else:
+            weights[name] = torch.randn(shape, generator=generator) * (0.02 if name.endswith("bias") else 0.25)
+    return weights
+
+
+def text_configuration(tokenizer, layers: int, **more: Any) -> dict[str, Any]:
+    """Return the text model's configuration; as in published checkpoints, it names no architecture."""
+    return {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        "pad_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [6, 5, 5],
+            "mrope_interleaved": True,
+        },
+        **more,
+    }
+
+
+def write(path: Path, content: dict) -> None:
+    """Write `content` as JSON."""
+    path.write_text(json.dumps(content, indent=2) + "\n")
