@@ -50,17 +50,12 @@ def _register() -> None:
     for model in models:
         for architecture, class_name in MODELS[model].items():
             entry = ModelRegistry.models.get(architecture)
-            owner = _module(entry)
+            owner, found = _origin(entry)
             if entry is None or _inside(owner, __package__):
                 continue  # this release does not have the model, or a plugin function ran twice
-            if _inside(owner, "vllm") and (owner, entry.class_name) != (f"{UPSTREAM}.{model}", class_name):
+            if _inside(owner, "vllm") and (owner, found) != (f"{UPSTREAM}.{model}", class_name):
                 # A drop-in made of what is not there would stop the start of the model.
-                _warn(
-                    "vllm_pp_fixes leaves %s as it is: in this vLLM it is %s of %s",
-                    architecture,
-                    entry.class_name,
-                    owner,
-                )
+                _warn("vllm_pp_fixes leaves %s as it is: in this vLLM it is %s of %s", architecture, found, owner)
                 continue
             if not _inside(owner, "vllm") and not force:
                 _warn(
@@ -104,9 +99,11 @@ def too_old(version: str) -> bool:
     return numbers is not None and not numbers[3] and (int(numbers[1]), int(numbers[2])) < OLDEST
 
 
-def _module(entry: Any) -> str:
-    """Return the module of a registry entry, lazy (has a module name) or not (has the class)."""
-    return str(getattr(entry, "module_name", None) or getattr(getattr(entry, "model_cls", None), "__module__", ""))
+def _origin(entry: Any) -> tuple[str, str]:
+    """Return module and name of a registry entry's class; an entry is lazy (has the names) or has the class."""
+    if (cls := getattr(entry, "model_cls", None)) is not None:
+        return cls.__module__, cls.__name__
+    return getattr(entry, "module_name", ""), getattr(entry, "class_name", "")
 
 
 def _inside(module: str, package: str) -> bool:
