@@ -52,7 +52,7 @@ ROWS = {
         Row(
             "qwen3_omni_moe_thinker",
             "Qwen3OmniMoeThinkerForConditionalGeneration",
-            NO_VISION,
+            {**NO_VISION, "audio": 1},
             left=("sound",),
             upstream_splits=((1, 5),),
         ),

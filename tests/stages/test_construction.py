@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration 
 import vllm_pp_fixes
 from tests.stages.pipeline import Group, engine_config
 from vllm_pp_fixes import construction, deepstack
+from vllm_pp_fixes.catalog import MODELS
 from vllm_pp_fixes.models.qwen3_vl import Qwen3VLForConditionalGeneration as Ours
 
 
@@ -72,6 +74,14 @@ def test_the_drop_in_is_upstreams_class_by_name_and_by_descent() -> None:
     assert Ours.__module__ == "vllm_pp_fixes.models.qwen3_vl"
     assert vllm_pp_fixes.Qwen3VLForConditionalGeneration is Ours
     assert deepstack.upstream_of(Ours) is Upstream
+
+
+@pytest.mark.parametrize("module", MODELS)
+def test_each_class_is_importable_by_its_module_and_for_short(module: str) -> None:
+    classes = import_module(f"vllm_pp_fixes.models.{module}")
+    for class_name in MODELS[module].values():
+        assert getattr(vllm_pp_fixes, class_name) is getattr(classes, class_name)
+        assert class_name in vllm_pp_fixes.__all__
 
 
 def test_where_nothing_is_wrong_the_class_is_upstreams_own() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 import vllm_pp_fixes
 from tests.conftest import Checkpoint
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, answers, batches, equal
-from tests.stages.pipeline import Model, Pipeline, Weights, engine_config, start_distributed
+from tests.stages.pipeline import MEDIA_TOKEN, Model, Pipeline, Weights, engine_config, start_distributed
 from vllm_pp_fixes.catalog import MODELS, UNTOUCHED
 from vllm_pp_fixes.deepstack import DeepStackOverStages, at_fault
 
@@ -117,3 +120,34 @@ def test_every_architecture_that_inherits_is_served_or_named() -> None:
             inheriting.add(architecture)
     assert inheriting - served <= set(UNTOUCHED)
     assert served <= set(ModelRegistry.models)
+
+
+def test_step3_vl_builds_its_text_model_through_the_registry(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Text over the stages of Step3-VL: hidden states and residual are declared and sent, and nothing else."""
+    start_distributed()
+    text = checkpoint("step3_text")
+    shutil.copytree(text, tmp_path, dirs_exist_ok=True)
+    vision = {"hidden_size": 64, "intermediate_size": 128, "output_hidden_size": 64, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 4, "image_size": 56, "patch_size": 14}
+    configuration = {
+        "architectures": ["Step3VLForConditionalGeneration"],
+        "model_type": "step3_vl",
+        "dtype": "float32",
+        "text_config": json.loads((text / "config.json").read_text()),
+        "vision_config": vision,
+        "image_token_id": MEDIA_TOKEN,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(configuration))
+    cls = upstream_class("Step3VLForConditionalGeneration")
+    asked = batches("step3_text")
+
+    def pipeline(*split: int) -> Pipeline:
+        return Pipeline([Model(cls, engine_config(str(tmp_path)), split, rank) for rank in range(len(split))])
+
+    reference = answers(pipeline(LAYERS), asked)
+    for split in ((1, 5), (1, 1, 4)):
+        stages = pipeline(*split)
+        assert equal(answers(stages, asked), reference)
+        assert all(set(sent) == {"hidden_states", "residual"} for sent in stages.sent)
+        for stage in stages.stages:
+            assert type(stage.model.language_model) is vllm_pp_fixes.Step3TextForCausalLM

@@ -30,11 +30,11 @@ class Family:
 
 
 FAMILIES = {
-    "qwen3_vl": Family(_VISION, ("picture", "pictures", "video", "large")),
-    "qwen3_vl_moe": Family(_VISION, ("picture", "pictures", "video", "large")),
+    "qwen3_vl": Family(_VISION, ("picture", "pictures", "video", "videos", "large")),
+    "qwen3_vl_moe": Family(_VISION, ("picture", "pictures", "video", "videos", "large")),
     "qwen3_omni_moe_thinker": Family(
         {**_VISION, "audio": "<|audio_start|><|audio_pad|><|audio_end|>"},
-        ("picture", "pictures", "video", "large", "sound", "sounds"),
+        ("picture", "pictures", "video", "videos", "large", "sound", "sounds"),
         ("talkie", "sound"),
     ),
     "moss_audio": Family(
@@ -92,6 +92,7 @@ PROMPTS: dict[str, Callable[[], _Question]] = {
     "picture2": lambda: ("Describe the picture", {"image": picture(2, 64, 128)}),
     "pictures": lambda: ("How many cats?", {"image": [picture(3), picture(4, 128, 64), picture(5, 64, 64)]}),
     "video": lambda: ("Describe the video", {"video": video(6)}),
+    "videos": lambda: ("Describe both videos", {"video": [video(14), video(15, 2, 96)]}),
     "large": lambda: ("What is in this picture?", {"image": picture(7, 256, 192)}),
     "sound": lambda: ("What do you hear?", {"audio": sound(8)}),
     "sound2": lambda: ("What do you hear?", {"audio": sound(9, 4.0)}),
