@@ -134,6 +134,8 @@ def test_verdict() -> None:
     assert _verdict(Outcome(result(([2], [-2.5])), ""), reference, 1e-4).startswith(
         "wrong (log-probabilities differ by up to 2"
     )
+    near = Outcome(result(([2], [-1.0])), "")
+    assert _verdict(near, reference, 2e-2).startswith("wrong"), "another token is another answer, however near"
     assert _verdict(Outcome(None, "ERROR AssertionError: start_layer\nRuntimeError: later"), reference, 1e-4) == (
         "refused: AssertionError: start_layer"
     )

@@ -31,8 +31,7 @@ INSTALL = (
 UPSTREAM = {"VLLM_PP_FIXES_DISABLE": "1"}
 OURS = {"VLLM_PP_FIXES_DISABLE": "0", "VLLM_PP_FIXES_FORCE": "1"}
 TOLERANCE = {"float32": 1e-4, "auto": 2e-2}
-"""Largest difference of log-probabilities, in nats, that counts as the same; one stage differs as much from itself
-when its batches fall differently."""
+"""Largest difference of log-probabilities, in nats, by dtype, that counts as the same where the tokens are."""
 
 
 @dataclass
@@ -163,7 +162,8 @@ def _verdict(outcome: Outcome, reference: Outcome, tolerance: float) -> str:
     if reference.result is None:
         return "no reference to compare with"
     apart = distance(outcome.result, reference.result)
-    return f"{'same' if apart <= tolerance else 'wrong'} (log-probabilities differ by up to {apart:.1g})"
+    same = outcome.result["tokens"] == reference.result["tokens"] and apart <= tolerance
+    return f"{'same' if same else 'wrong'} (log-probabilities differ by up to {apart:.1g})"
 
 
 def _error(log: str) -> str:
