@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable
+from pathlib import Path
 from types import new_class
 from typing import TYPE_CHECKING, Any
 
 import torch
+import vllm
+from torch.nn.functional import pad
 from vllm.distributed import get_pp_group
+from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 from vllm.sequence import IntermediateTensors
 
 from . import __version__
-from .construction import as_first_stage, mark_compile_cache
+from .agreement import Agreement, announce
+from .construction import asked_for, corrected, mark_compile_cache
+from .probes import CannotTell, Tree, present
 from .stages import Stage
 
 if TYPE_CHECKING:
@@ -48,7 +52,68 @@ def with_levels(factory: Factory, stage: Stage) -> Factory:
     return make_empty_intermediate_tensors
 
 
-class DeepStackOverStages:
+class Corrected:
+    """Mixin over an upstream model: its constructor runs under corrected conditions, its compile cache is its own."""
+
+    cured: tuple[str, ...] = ()
+    """Ids of the faults of the catalogue that this upstream class has."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str | None = None) -> None:
+        mark_compile_cache(vllm_config, " ".join(self.cured))
+        with corrected(upstream_of(type(self)), self.cured):
+            super().__init__(vllm_config=vllm_config, **({} if prefix is None else {"prefix": prefix}))  # type: ignore[call-arg]
+        inner, group = self.language_model.model, get_pp_group()
+        levels = min(self._count_levels(vllm_config), len(inner.layers))
+        self.pp_stage = Stage(inner.start_layer, inner.end_layer, levels, first=group.is_first_rank)
+        if self._has_level_buffers and not (levels and self.pp_stage.first):
+            # Only embed_input_ids fills them, and it runs on the first stage only.
+            self.deepstack_input_embeds = []
+        self._carry_levels(group, vllm_config)
+        log_service(self, self.cured, self.pp_stage)
+
+    _has_level_buffers = True
+
+    def _count_levels(self, vllm_config: VllmConfig) -> int:
+        """Return how many levels the vision tower, wherever it stands, gives: none where it is left out."""
+        indexes = getattr(self.config.vision_config, "deepstack_visual_indexes", ())
+        return len(indexes) if asked_for(vllm_config, "image", "video") else 0
+
+    def _carry_levels(self, group: Any, vllm_config: VllmConfig) -> None:
+        """Prepare for what crosses stages; upstream's own way stays where upstream has one."""
+
+    # Upstream's, named here for readers and the type checker.
+    if TYPE_CHECKING:
+        config: Any
+        language_model: Any
+        deepstack_input_embeds: Any
+        make_empty_intermediate_tensors: Factory
+        _get_deepstack_input_embeds: Callable[[int], IntermediateTensors]
+        _clear_deepstack_input_embeds: Callable[[int], None]
+
+
+class ZeroBackedLevels:
+    """Mixin over an upstream model whose buffers answer None until a batch has levels (fault compiled-drops-levels).
+
+    vLLM traces the inner model once, before the first picture, and an input that was None then is ignored for ever.
+    """
+
+    deepstack_input_embeds: list[torch.Tensor]
+
+    def _get_deepstack_input_embeds(self, num_tokens: int) -> IntermediateTensors | None:
+        if not self.deepstack_input_embeds:
+            return None
+        missing = num_tokens - self.deepstack_input_embeds[0].size(0)
+        if missing > 0:
+            self.deepstack_input_embeds = [pad(buffer, (0, 0, 0, missing)) for buffer in self.deepstack_input_embeds]
+        return IntermediateTensors({key(k): b[:num_tokens] for k, b in enumerate(self.deepstack_input_embeds)})
+
+    def _clear_deepstack_input_embeds(self, num_tokens: int) -> None:
+        # Up to 0.21 upstream refuses to clear more than was filled (#41485); the rest is zero as it is.
+        filled = getattr(self, "deepstack_input_embeds_num_tokens", 0)
+        super()._clear_deepstack_input_embeds(min(num_tokens, filled))  # type: ignore[misc]
+
+
+class DeepStackOverStages(Corrected):
     """Mixin over an upstream DeepStack model: any split of its layers answers as one stage does.
 
     Upstream keeps the levels in buffers of the outer model and hands them to the inner model on the first stage
@@ -59,37 +124,17 @@ class DeepStackOverStages:
     """
 
     pp_stage: Stage
-    replaced_because = "hands no DeepStack level to a later stage"
+    agreement: Agreement | None = None
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str | None = None) -> None:
-        upstream = upstream_of(type(self))
-        mark_compile_cache(vllm_config, DeepStackOverStages.__name__)
-        with as_first_stage(upstream):
-            super().__init__(vllm_config=vllm_config, **({} if prefix is None else {"prefix": prefix}))  # type: ignore[call-arg]
-        inner, group = self.language_model.model, get_pp_group()
-        levels = min(self._count_levels(), len(inner.layers))
-        self.pp_stage = Stage(inner.start_layer, inner.end_layer, levels, first=group.is_first_rank)
+    def _carry_levels(self, group: Any, vllm_config: VllmConfig) -> None:
         self.make_empty_intermediate_tensors = with_levels(self.make_empty_intermediate_tensors, self.pp_stage)
-        if not self.pp_stage.first:
-            # Only embed_input_ids fills them, and it runs on the first stage only.
-            self.deepstack_input_embeds = []
-        logger.info(
-            "vllm_pp_fixes %s serves %s in place of vLLM's, which %s: "
-            "stage %d of %d, layers %d to %d, receives %s, forwards %s",
-            __version__,
-            type(self).__name__,
-            self.replaced_because,
-            group.rank_in_group + 1,
-            group.world_size,
-            self.pp_stage.start,
-            self.pp_stage.end - 1,
-            [*self.pp_stage.received] or "none",
-            [*self.pp_stage.forwarded] or "none",
-        )
+        self.agreement = announce(group, type(self).__name__, self.pp_stage)
+        self.launched_apart = vllm_config.parallel_config.distributed_executor_backend == "external_launcher"
 
-    def _count_levels(self) -> int:
-        """Return how many levels the towers of this model give: none without a tower."""
-        return self.deepstack_num_level
+    def _set_deepstack_input_embeds(self, deepstack_input_embeds: torch.Tensor) -> None:
+        super()._set_deepstack_input_embeds(deepstack_input_embeds)  # type: ignore[misc]
+        # Up to 0.19 upstream does not keep it.
+        self.deepstack_input_embeds_num_tokens = deepstack_input_embeds.size(1)
 
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Embed as upstream does, after dropping levels that an earlier step left behind.
@@ -97,6 +142,7 @@ class DeepStackOverStages:
         `forward` clears them too, but a replayed CUDA graph does not run it.
         """
         self._clear_deepstack_input_embeds(getattr(self, "deepstack_input_embeds_num_tokens", 0))
+        self.deepstack_input_embeds_num_tokens = 0
         return super().embed_input_ids(*args, **kwargs)  # type: ignore[misc]
 
     def forward(
@@ -118,8 +164,11 @@ class DeepStackOverStages:
             kwargs: passed to upstream.
 
         Returns hidden states `(num_tokens, hidden_size)` on the last stage, else what the next stage's factory
-        declares.
+        declares. Raises `StagesDisagree` at the first step if a neighbour does not run what this stage runs.
         """
+        if self.agreement is not None and not torch.compiler.is_compiling() and self._all_stages_stand():
+            self.agreement.check()
+            self.agreement = None
         stage = self.pp_stage
         if not stage.received:
             levels = self._buffered(input_ids if inputs_embeds is None else inputs_embeds) if stage.forwarded else {}
@@ -145,72 +194,70 @@ class DeepStackOverStages:
             )
         return IntermediateTensors({**output.tensors, **payload}) if payload else output
 
+    def _all_stages_stand(self) -> bool:
+        """Tell whether every stage has been built: the ranks of an external launcher warm up each on its own."""
+        return not self.launched_apart or get_forward_context().attn_metadata is not None
+
     def _buffered(self, inputs: torch.Tensor | None) -> dict[str, torch.Tensor]:
         """Return the first stage's levels for the tokens in `inputs`, zero where the batch has no payload."""
         assert inputs is not None
         return self._get_deepstack_input_embeds(inputs.size(0)).tensors
 
-    # Upstream's, named here for readers and the type checker.
-    if TYPE_CHECKING:
-        language_model: Any
-        deepstack_input_embeds: Any
-        deepstack_num_level: int
-        make_empty_intermediate_tensors: Factory
-        _get_deepstack_input_embeds: Callable[[int], IntermediateTensors]
-        _clear_deepstack_input_embeds: Callable[[int], None]
+
+def log_service(model: object, cured: tuple[str, ...], stage: Stage | None = None) -> None:
+    """Log the one line that a worker says of a model that it serves in place of vLLM's."""
+    group = get_pp_group()
+    exchange = (
+        ""
+        if stage is None
+        else (
+            f", layers {stage.start} to {stage.end - 1}, "
+            f"receives {[*stage.received] or 'none'}, forwards {[*stage.forwarded] or 'none'}"
+        )
+    )
+    logger.info(
+        "vllm_pp_fixes %s serves %s in place of vLLM's, which has %s: stage %d of %d%s",
+        __version__,
+        type(model).__name__,
+        ", ".join(cured),
+        group.rank_in_group + 1,
+        group.world_size,
+        exchange,
+    )
+
+
+def faults_of(upstream: type) -> tuple[str, ...]:
+    """Return the ids of the faults that the installed `upstream` has; none, with one warning, where none can tell."""
+    model = upstream.__module__.rpartition(".")[2]
+    try:
+        return present(Tree(Path(vllm.__file__).parent), model, upstream.__name__)
+    except CannotTell as error:
+        logger.warning("vllm_pp_fixes leaves %s as it is, it cannot tell what it does: %s", upstream.__name__, error)
+        return ()
+
+
+def named(name: str, module: str, bases: tuple[type, ...], **members: object) -> type:
+    """Return a class of these bases that bears upstream's name (speculative decoding compares it), in `module`."""
+    return new_class(name, bases, {}, lambda body: body.update(members, __module__=module))
+
+
+def drop_in(upstream: type, module: str) -> type:
+    """Return the class that serves in place of `upstream`: upstream's own where nothing is wrong, or none can tell.
+
+    Only the overrides that it needs are composed. They go directly above the class whose constructor is at fault,
+    below a subclass that makes something else of its output (a projection, a pooler). Never raises.
+    """
+    faults = faults_of(upstream)
+    if not faults:
+        return upstream
+    home, name, _ = Tree(Path(vllm.__file__).parent).builder(upstream.__module__.rpartition(".")[2], upstream.__name__)
+    at_fault = next(cls for cls in upstream.__mro__ if cls.__name__ == name and cls.__module__.endswith(f".{home}"))
+    mixins: list[type] = [ZeroBackedLevels] if "compiled-drops-levels" in faults else []
+    mixins.append(DeepStackOverStages if {"split-refused", "split-drops-levels"} & {*faults} else Corrected)
+    mixed = named(name, module, (*mixins, at_fault), cured=faults)
+    return mixed if at_fault is upstream else named(upstream.__name__, module, (upstream, mixed))
 
 
 def upstream_of(drop_in: type) -> type:
     """Return the upstream class whose constructor and forward a drop-in's overrides stand directly above."""
-    return drop_in.__mro__[drop_in.__mro__.index(DeepStackOverStages) + 1]
-
-
-_TAKES_OVER = re.compile(
-    r"self\.make_empty_intermediate_tensors = \(?\s*self\.language_model\.make_empty_intermediate_tensors"
-)
-_DELEGATES = re.compile(r"super\(\)\.__init__\(\s*vllm_config=")
-
-
-def at_fault(upstream: type) -> type | None:
-    """Return the class, `upstream` or one that it inherits from, that cannot hand levels to a later stage.
-
-    It cannot where its constructor takes over its text model's factory, which declares no levels. Decided by the
-    constructor's text, not by the release's number: forks, nightlies and backports carry misleading ones. Raises
-    `OSError` or `TypeError` where that text cannot be read. None where levels are declared otherwise.
-    """
-    for cls in upstream.__mro__:
-        if "__init__" in vars(cls):
-            source = inspect.getsource(cls.__init__)  # type: ignore[misc]
-            if _TAKES_OVER.search(source):
-                return cls
-            if not _DELEGATES.search(source):
-                break  # constructors further down never run
-    return None
-
-
-def drop_in(upstream: type, module: str) -> type:
-    """Return the class that serves in place of `upstream`: upstream's own where nothing is wrong.
-
-    The overrides go directly above the class at fault, below a subclass that makes something else of its output (a
-    projection, a pooler). The drop-in keeps upstream's name (speculative decoding compares it) and lives in `module`.
-    It never raises (see `unless_unreadable`).
-    """
-    return unless_unreadable(upstream, lambda: _compose(upstream, at_fault(upstream), module))
-
-
-def unless_unreadable(upstream: type, choose: Callable[[], type]) -> type:
-    """Return the class that `choose` chooses; `upstream`, with one warning, where it cannot read upstream's text."""
-    try:
-        return choose()
-    except (OSError, TypeError) as error:
-        logger.warning("vllm_pp_fixes leaves %s as it is, it cannot tell what it does: %s", upstream.__name__, error)
-        return upstream
-
-
-def _compose(upstream: type, fault: type | None, module: str) -> type:
-    if fault is None:
-        return upstream
-    mixed = new_class(fault.__name__, (DeepStackOverStages, fault), {}, lambda body: body.update(__module__=module))
-    if fault is upstream:
-        return mixed
-    return new_class(upstream.__name__, (upstream, mixed), {}, lambda body: body.update(__module__=module))
+    return drop_in.__mro__[drop_in.__mro__.index(Corrected) + 1]

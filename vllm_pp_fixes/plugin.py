@@ -9,17 +9,16 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from .catalog import MODELS
+from .catalog import MODELS, OLDEST, numbers
 
 # vLLM configures only the loggers below its own name.
 logger = logging.getLogger("vllm.vllm_pp_fixes.plugin")
 
 UPSTREAM = "vllm.model_executor.models"
-OLDEST = (0, 17)
-"""Oldest release of vLLM that the drop-ins were made for."""
 
 
 def register() -> None:
@@ -42,7 +41,7 @@ def _register() -> None:
     import vllm
 
     if too_old(vllm.__version__):
-        _warn("vllm_pp_fixes is not active: it needs vLLM %d.%d or newer, this is %s", *OLDEST, vllm.__version__)
+        _warn("vllm_pp_fixes is not active: it needs vLLM %s or newer, this is %s", OLDEST, vllm.__version__)
         return
     from vllm import ModelRegistry
 
@@ -64,7 +63,20 @@ def _register() -> None:
                     owner,
                 )
                 continue
-            ModelRegistry.register_model(architecture, f"{__package__}.models.{model}:{class_name}")
+            with _quiet("vllm.model_executor.models.registry"):
+                ModelRegistry.register_model(architecture, f"{__package__}.models.{model}:{class_name}")
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keep vLLM from warning, in each process of each start, that an architecture is overwritten: it is meant to be."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def enabled(disable: str) -> list[str]:
@@ -91,12 +103,8 @@ def _warn(message: str, *values: object) -> None:
 
 
 def too_old(version: str) -> bool:
-    """Tell whether `version` is a vLLM release older than `OLDEST`.
-
-    Builds from a source tree without tags call themselves 0.1.devN, whatever they hold: those are not refused.
-    """
-    numbers = re.match(r"(\d+)\.(\d+)(\.dev)?", version)
-    return numbers is not None and not numbers[3] and (int(numbers[1]), int(numbers[2])) < OLDEST
+    """Tell whether `version` is a vLLM release older than the oldest that the drop-ins were made for."""
+    return numbers("") < numbers(version) < numbers(OLDEST)
 
 
 def _origin(entry: Any) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from tests.conftest import Checkpoint
+from tests.conftest import Checkpoint, edited
 from tests.models import ROWS
 from tests.stages.pipeline import (
     Batch,
@@ -57,7 +57,10 @@ def build(checkpoint: Checkpoint) -> Build:
     def model(
         package: str, family: str, tower: bool, split: tuple[int, ...], rank: int, sizes: tuple[tuple[str, int], ...]
     ) -> Model:
-        config = engine_config(str(checkpoint(family, **dict(sizes))), None if tower else ROWS[family].no_tower)
+        folder = checkpoint(family, **dict(sizes))
+        if package == UPSTREAM:
+            folder = edited(folder)
+        config = engine_config(str(folder), None if tower else ROWS[family].no_tower)
         return Model(model_class(family, package), config, split, rank)
 
     def pipeline(

@@ -77,6 +77,13 @@ def engine_config(model: str, limits: dict[str, int] | None = None, **more: Any)
     ).create_engine_config()
 
 
+def cache_shape(backend: Any, blocks: int, layer: Any) -> tuple[int, ...]:
+    """Shape of a layer's cache; from 0.29 on the CPU backend no longer says it."""
+    if hasattr(backend, "get_kv_cache_shape"):
+        return backend.get_kv_cache_shape(blocks, BLOCK, layer.num_kv_heads, layer.head_size)
+    return blocks, layer.num_kv_heads, BLOCK, 2 * layer.head_size
+
+
 class Model:
     """One stage: the model, its attention caches, and the receive buffers that its factory makes."""
 
@@ -109,10 +116,12 @@ class Model:
         """Metadata of one sequence of `tokens` tokens, prefilled in one step, and a fresh cache for each layer."""
         layers = {name: layer for name, layer in self.layers.items() if hasattr(layer, "kv_cache")}
         layer = next(iter(layers.values()))
-        blocks = MAX_TOKENS // BLOCK
+        blocks, backend = MAX_TOKENS // BLOCK, layer.get_attn_backend()
         for each in layers.values():
-            each.kv_cache = torch.zeros(blocks, each.num_kv_heads, BLOCK, 2 * each.head_size)
-        builder = layer.get_attn_backend().get_builder_cls()(
+            cache = torch.zeros(cache_shape(backend, blocks, each))
+            # Up to 0.18 a list, one for each virtual engine.
+            each.kv_cache = [cache] if isinstance(each.kv_cache, list) else cache
+        builder = backend.get_builder_cls()(
             layer.get_kv_cache_spec(self.config), list(layers), self.config, torch.device("cpu")
         )
         start = torch.tensor([0, tokens], dtype=torch.int32)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import tempfile
-import time
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..catalog import MODELS
-from ..plugin import OLDEST, too_old
+from ..catalog import OLDEST
+from ..plugin import too_old
 from ..stages import parse_split
 from . import CommandError, checkpoint
+from .configuration import Configuration
 from .engine import Cell, distance
 from .families import FAMILIES
+from .progress import Progress
 from .warm import Outcome, Warm, WarmError
 
 NAME = "demo"
@@ -87,19 +87,11 @@ def _family(name: str) -> str:
 
 
 def _read(model: Path) -> tuple[str, int]:
-    """Return family and number of text layers of a checkpoint; refuse one that no drop-in serves."""
-    path = model / "config.json"
-    if not path.is_file():
-        raise CommandError(f"--model: {path} does not exist: name the folder of a checkpoint")
-    config = json.loads(path.read_text())
-    known = {architecture: family for family in FAMILIES for architecture in MODELS[family]}
-    architectures = config.get("architectures") or ["no architecture"]
-    served = [known[architecture] for architecture in architectures if architecture in known]
-    if not served:
-        raise CommandError(f"--model: {path} names {', '.join(architectures)}; known are {', '.join(known)}")
-    config = config.get("thinker_config", config)
-    text = config.get("text_config") or config.get("language_config") or config
-    return served[0], text["num_hidden_layers"]
+    """Return family and number of text layers of a checkpoint; refuse one that no engine is made for here."""
+    configuration = Configuration.read(model)
+    if configuration.model not in FAMILIES:
+        raise CommandError(f"--model: no demo for {configuration.architecture}; known are {', '.join(FAMILIES)}")
+    return configuration.model, configuration.layers
 
 
 def _compare(arguments: argparse.Namespace, name: str, split: list[int], folder: Path) -> list[Row]:
@@ -113,8 +105,7 @@ def _compare(arguments: argparse.Namespace, name: str, split: list[int], folder:
     try:
         with Warm(folder) as warm:
             if too_old(warm.version):
-                oldest = ".".join(map(str, OLDEST))
-                raise CommandError(f"vLLM {warm.version} is older than {oldest}: install a newer one")
+                raise CommandError(f"vLLM {warm.version} is older than {OLDEST}: install a newer one")
             if warm.device == "none":
                 raise CommandError(f"this build of vLLM finds no device that it can run on here: {INSTALL}")
 
@@ -180,36 +171,3 @@ def _print_table(rows: list[Row]) -> None:
     ]
     for row in (header, Row(*("-" * width for width in widths)), *rows):
         print("  ".join(value.ljust(width) for value, width in zip(asdict(row).values(), widths, strict=True)).rstrip())
-
-
-class Progress:
-    """What is under way and for how long, on standard error: one line each, running seconds on a terminal."""
-
-    def __init__(self) -> None:
-        self.start = self.shown = time.monotonic()
-        self.live = sys.stderr.isatty()
-
-    def __call__(self, doing: str) -> None:
-        """Say that something begins."""
-        self.end()
-        self._show(doing, "" if self.live else "\n")
-
-    def tick(self, doing: str) -> None:
-        """Let the seconds run, and wait a moment."""
-        time.sleep(0.1)
-        if time.monotonic() - self.shown > (1 if self.live else 15):
-            self._show(doing, "" if self.live else "\n")
-
-    def end(self) -> None:
-        """Leave the terminal clean."""
-        if self.live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-    def _show(self, doing: str, end: str) -> None:
-        self.shown = time.monotonic()
-        print(
-            f"{chr(13) if self.live else ''}[{self.shown - self.start:4.0f} s] {doing}",
-            end=end,
-            file=sys.stderr,
-            flush=True,
-        )

@@ -34,7 +34,7 @@ def make_moss_audio(folder: Path, *, levels: int = 3, layers: int = 6, injected:
     from safetensors.torch import save_file
 
     tokenizer = make_tokenizer("moss_audio")
-    text = text_configuration(tokenizer, layers, rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+    text = text_configuration(tokenizer, layers, rope_scaling=None)
     width, hidden, inner, heads, mel, channels, depth = 64, 64, 128, 4, 128, 16, max(4, levels)
     write(
         folder / "config.json",

@@ -146,6 +146,8 @@ def make_qwen3_omni(folder: Path, *, levels: int = 3, layers: int = 6) -> None:
                 "d_model": 64,
                 "output_dim": 64,
                 "downsample_hidden_size": 16,
+                "n_window": 50,
+                "n_window_infer": 800,
             },
             **_vision_ids(tokenizer),
             "audio_token_id": token("<|audio_pad|>"),

@@ -93,12 +93,8 @@ def text_configuration(tokenizer, layers: int, **more: Any) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
         "pad_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": [6, 5, 5],
-            "mrope_interleaved": True,
-        },
+        "rope_theta": 10000.0,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True},
         **more,
     }
 

@@ -7,17 +7,14 @@ buffers, as Qwen3-VL's do, and travel over stages as Qwen3-VL's do.
 
 from __future__ import annotations
 
-import inspect
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.model_executor.models import moss_audio as upstream
-from vllm.model_executor.models.utils import StageMissingLayer
 from vllm.sequence import IntermediateTensors
 
-from vllm_pp_fixes.construction import readable_tensors
-from vllm_pp_fixes.deepstack import DeepStackOverStages, key, unless_unreadable
+from vllm_pp_fixes.construction import asked_for
+from vllm_pp_fixes.deepstack import DeepStackOverStages, faults_of, key, named
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,22 +23,19 @@ if TYPE_CHECKING:
 class _MossAudioModel(DeepStackOverStages, upstream.MossAudioModel):
     """MOSS-Audio that keeps its DeepStack levels in buffers, on the first stage and with a tower only."""
 
-    replaced_because = "loses DeepStack levels when compiled"
+    _has_level_buffers = False  # upstream's name holds something else here
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        with readable_tensors(upstream.MossAudioModel):
-            super().__init__(vllm_config=vllm_config, prefix=prefix)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
         # The mixin declares and sends; upstream's own lists know nothing of a missing tower.
         self.language_model.deepstack_inject_layer_indices = range(0)
         self.language_model.model.deepstack_inject_layer_indices = range(0)
         shape = vllm_config.scheduler_config.max_num_batched_tokens, self.config.language_config.hidden_size
-        self.level_buffers = [torch.zeros(shape) for _ in range(self._count_levels() if self.pp_stage.first else 0)]
+        self.level_buffers = [torch.zeros(shape) for _ in range(self.pp_stage.levels if self.pp_stage.first else 0)]
         self.deepstack_input_embeds_num_tokens = 0
 
-    def _count_levels(self) -> int:
-        if isinstance(self.audio_encoder, StageMissingLayer):
-            return 0
-        return len(self.deepstack_audio_merger_list)
+    def _count_levels(self, vllm_config: VllmConfig) -> int:
+        return len(self.language_model.deepstack_inject_layer_indices) if asked_for(vllm_config, "audio") else 0
 
     def _get_deepstack_input_embeds(self, num_tokens: int) -> IntermediateTensors:
         return IntermediateTensors({key(k): buffer[:num_tokens] for k, buffer in enumerate(self.level_buffers)})
@@ -79,13 +73,9 @@ class _MossAudioModel(DeepStackOverStages, upstream.MossAudioModel):
         return output
 
 
-def _starts_without_levels(model: type) -> bool:
-    """Tell whether the constructor leaves the levels None until a batch has sound."""
-    return bool(re.search(r"self\.deepstack_input_embeds\b[^=\n]*= None", inspect.getsource(model.__init__)))  # type: ignore[misc]
-
-
-_MossAudioModel.__name__ = _MossAudioModel.__qualname__ = upstream.MossAudioModel.__name__
-MossAudioModel = unless_unreadable(
-    upstream.MossAudioModel,
-    lambda: _MossAudioModel if _starts_without_levels(upstream.MossAudioModel) else upstream.MossAudioModel,
+_FAULTS = faults_of(upstream.MossAudioModel)
+MossAudioModel = (
+    named(upstream.MossAudioModel.__name__, __name__, (_MossAudioModel,), cured=_FAULTS)
+    if _FAULTS
+    else upstream.MossAudioModel
 )

@@ -1,0 +1,81 @@
+"""Stages that do not agree find out; a stage never waits for one that does not know how to say anything."""
+
+from __future__ import annotations
+
+import pytest
+from torch.distributed import HashStore
+
+from vllm_pp_fixes import __version__, agreement
+from vllm_pp_fixes.agreement import Agreement, StagesDisagree
+from vllm_pp_fixes.stages import stages
+
+RANKS = [4, 9, 2]
+
+
+@pytest.fixture
+def store() -> HashStore:
+    return HashStore()
+
+
+def say(store: HashStore, rank: int, split: tuple[int, ...] = (1, 1, 4), levels: int = 3) -> Agreement:
+    return Agreement(store, RANKS, rank, "Model", stages(split, levels)[rank])
+
+
+def test_stages_that_agree(store: HashStore) -> None:
+    for agreed in [say(store, rank) for rank in range(3)]:
+        agreed.check()
+
+
+def test_a_neighbour_that_said_nothing(store: HashStore) -> None:
+    first, middle = say(store, 0), say(store, 1)
+    first.check()
+    with pytest.raises(StagesDisagree) as raised:
+        middle.check()
+    line = str(raised.value)
+    assert "\n" not in line
+    assert "stage 2 of 3 serves Model" in line
+    assert "levels [2] with stage 3, which runs vLLM's own class" in line
+    assert f"install vllm-pp-fixes=={__version__} and the same vLLM on every host" in line
+
+
+def test_a_stage_before_that_said_nothing(store: HashStore) -> None:
+    last = say(store, 2)
+    with pytest.raises(StagesDisagree, match=r"levels \[2\] with stage 2, which runs vLLM's own class"):
+        last.check()
+
+
+def test_another_version(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(agreement, "__version__", "0.0.9")
+        say(store, 1)
+    with pytest.raises(StagesDisagree, match=r"runs vllm_pp_fixes 0.0.9, received \[1, 2\]"):
+        say(store, 0).check()
+
+
+def test_another_split(store: HashStore) -> None:
+    """`VLLM_PP_LAYER_PARTITION` set on one host only."""
+    say(store, 1, (2, 2, 2))
+    with pytest.raises(StagesDisagree, match=r"received \[2\]"):
+        say(store, 0).check()
+
+
+def test_where_no_level_crosses_nobody_is_asked(store: HashStore) -> None:
+    say(store, 0, (3, 1, 2)).check()
+    say(store, 1, levels=0).check()
+
+
+def test_another_model_beside_it_is_another_matter(store: HashStore) -> None:
+    say(store, 0)
+    Agreement(store, RANKS, 1, "Draft", stages((1, 1, 4), 3)[1])
+    with pytest.raises(StagesDisagree):
+        say(store, 0).check()
+
+
+def test_no_store_no_question() -> None:
+    class Group:
+        ranks = (0, 1)
+        rank_in_group = 0
+
+    stage = stages((1, 5), 3)[0]
+    assert agreement.announce(object(), "Model", stage) is None
+    assert agreement.announce(Group(), "Model", stage) is None
