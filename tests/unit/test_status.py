@@ -1,0 +1,150 @@
+"""`status` and `check`: what is installed, without an import where none is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_probes import INSTALLED, TAKEN, VL, Edit, edited  # noqa: F401
+from vllm_pp_fixes import __version__
+from vllm_pp_fixes.catalog import FAULTS
+from vllm_pp_fixes.commands import main
+
+OTHER = """
+[vllm.general_plugins]
+other = other_plugin:register
+"""
+REGISTER = """
+def register():
+    from vllm import ModelRegistry
+    ModelRegistry.register_model("Qwen3VLForConditionalGeneration", "other_plugin:Model")
+"""
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out
+
+
+def test_status_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from vllm_pp_fixes.commands import main; assert main(['status']) == 0; "
+        "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(f"vllm_pp_fixes {__version__}, vLLM ")
+    assert "\nthe plugin is loaded by vLLM\n" in done.stdout
+    assert "\nsplit-refused: affected: qwen3_vl, qwen3_vl_moe" in done.stdout
+    assert done.stderr == ""
+
+
+def test_status_as_json_names_each_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json"]) == 0
+    report = json.loads(printed(capsys))
+    assert [fault["id"] for fault in report["faults"]] == [fault.id for fault in FAULTS]
+    assert not any(fault["differs"] or fault["cannot_tell"] for fault in report["faults"])
+    refused = next(fault for fault in report["faults"] if fault["id"] == "split-refused")
+    assert "qwen3_vl" in refused["affected"]
+    assert {"symptom", "cure", "upstream", "unnecessary_from"} <= set(refused)
+
+
+def test_status_of_a_newer_tree(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    tree = edited(VL, (TAKEN, "self.make_empty_intermediate_tensors = self.declare_levels"), version="0.40.0")
+    assert main(["status", "--tree", str(tree.root)]) == 0
+    text = printed(capsys)
+    assert "vLLM 0.40.0 in" in text
+    assert "not tested with this release: engines ran on" in text
+    assert "the catalogue says otherwise" not in text
+
+
+def test_status_where_catalogue_and_code_differ(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    tree = edited(VL, (TAKEN, "pass"), version="0.21.0")
+    assert main(["status", "--tree", str(tree.root)]) == 0
+    text = printed(capsys)
+    assert "split-refused: cannot tell of qwen3_vl, which stays upstream's: " in text
+    assert "start-layer: not affected\n    the catalogue says otherwise: affected are 0.17.0 to 0.21.0\n" in text
+
+
+@pytest.mark.parametrize("env", [{"VLLM_PP_FIXES_DISABLE": "1"}, {"VLLM_PLUGINS": "lora"}])
+def test_status_and_check_where_the_plugin_is_off(
+    env: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name, value), *_ = env.items()
+    monkeypatch.setenv(name, value)
+    assert main(["status"]) == 0
+    assert "not cured now; the plugin would" in printed(capsys)
+    assert main(["check"]) == 1
+    assert f"{name}={value}" in printed(capsys)
+
+
+def test_no_vllm_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--tree", str(tmp_path)]) == 2
+    assert "holds no vLLM: name the folder of its package" in capsys.readouterr().err
+
+
+def test_status_says_who_else_holds_an_architecture(tmp_path: Path) -> None:
+    (tmp_path / "other_plugin.py").write_text(REGISTER)
+    info = tmp_path / "other-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(OTHER)
+    done = subprocess.run(
+        [sys.executable, "-c", "from vllm_pp_fixes.commands import main; main(['status'])"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert "importing vLLM and its plugins, to see what other registered" in done.stderr
+    assert "Qwen3VLForConditionalGeneration is held by other_plugin" in done.stdout
+
+
+def config(folder: Path, **more: object) -> str:
+    text = {"num_hidden_layers": 6}
+    vision = {"deepstack_visual_indexes": [0, 1, 2]}
+    content = {"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": text, "vision_config": vision}
+    (folder / "config.json").write_text(json.dumps({**content, **more}))
+    return str(folder)
+
+
+def test_check_a_split_that_needs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", config(tmp_path), "--split", "1,5"]) == 0
+    text = printed(capsys)
+    served = (
+        "Qwen3VLForConditionalGeneration is served by vllm_pp_fixes.models.qwen3_vl.Qwen3VLForConditionalGeneration"
+    )
+    assert f"{served}, which cures split-refused" in text
+    assert "the split 1+5 needs it: DeepStack levels cross stages ([1, 2] after stage 1)" in text
+
+
+def test_check_with_the_plugin_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_PP_FIXES_DISABLE", "1")
+    assert main(["check", config(tmp_path), "-pp", "2"]) == 0
+    text = printed(capsys)
+    assert "is served by vllm.model_executor.models.qwen3_vl.Qwen3VLForConditionalGeneration\n" in text
+    assert "the split 3+3 does not need it" in text
+    assert main(["check", config(tmp_path), "-pp", "3"]) == 1
+    assert "the split 2+2+2 needs it: DeepStack levels cross stages ([2] after stage 1)" in printed(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--split", "1,4"], "--split: split '1,4' adds up to 5 layers, the model has 6"),
+        (["--split", "1,5", "-pp", "3"], "has 2 stages, --pipeline-parallel-size is 3: make them agree"),
+    ],
+)
+def test_check_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
+    assert main(["check", config(tmp_path), *arguments]) == 2
+    assert says in capsys.readouterr().err
+    assert main(["check", config(tmp_path, architectures=["Llama"])]) == 2
+    assert "names Llama; known are Qwen3VL" in capsys.readouterr().err
+    assert main(["check", "-pp", "2"]) == 2
+    assert "a split needs a model" in capsys.readouterr().err
