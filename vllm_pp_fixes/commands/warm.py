@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from .cpu import close_gaps, fork_workers, inspect_in_forks, know_instructions
 from .engine import ENGINE_ENV, Cell, run
 
 
@@ -81,23 +83,18 @@ class Warm:
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         log = base.with_suffix(".log").read_text(errors="replace")
+        _remove_shared_memory(log)
         if not done.exists():
             raise TimeoutError(f"not over after {timeout:.0f} s: {cell}\n{log[-4000:]}")
         result = base.with_suffix(".json")
         return Outcome(json.loads(result.read_text()) if result.exists() else None, log)
 
 
-def _fork_workers() -> None:
-    """Make the CPU platform, which spawns its workers (a minute each), fork them; a GPU's forks by itself."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    check = CpuPlatform.check_and_update_config.__func__
-
-    def check_and_update_config(cls: type, vllm_config: Any) -> None:
-        check(cls, vllm_config)
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
-
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+def _remove_shared_memory(log: str) -> None:
+    """Remove what the CPU backend's ranks shared: it outlives them, and another engine on the same port dies of it."""
+    for port in set(re.findall(r"distributed_init_method=tcp://[^ ]*:(\d+)", log)):
+        for left in Path("/dev/shm").glob(f"{port}-*cpushm_*"):
+            left.unlink(missing_ok=True)
 
 
 def _child(cell: Cell, base: Path) -> None:
@@ -121,13 +118,16 @@ def _child(cell: Cell, base: Path) -> None:
 
 def main(modules: list[str]) -> None:
     """Import vLLM, say which device it found, then fork a cell for each request."""
+    # Older releases log to standard output, which the replies go to.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     # The engine core runs in the cell itself: one process less to start.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import vllm
     from vllm.platforms import current_platform
 
     if not current_platform.device_type:
-        print("none", vllm.__version__, flush=True)
+        print("none", vllm.__version__, file=replies, flush=True)
         return
     for module in (
         "vllm.entrypoints.llm",
@@ -137,19 +137,21 @@ def main(modules: list[str]) -> None:
     ):
         import_module(module)
     if current_platform.is_cpu():
-        import_module("vllm.v1.worker.cpu_worker")
-        _fork_workers()
+        fork_workers()
+        close_gaps()
+        inspect_in_forks()
+        know_instructions()
     for module in modules:
         import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies: a cell says by a file that it is over
-    print(current_platform.device_type, vllm.__version__, flush=True)
+    print(current_platform.device_type, vllm.__version__, file=replies, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _child(Cell(**request["cell"]), Path(request["base"]))
-        print(pid, flush=True)
+        print(pid, file=replies, flush=True)
 
 
 if __name__ == "__main__":

