@@ -85,7 +85,7 @@ def make(release: str, folder: Path) -> Path:
         ],
         [*install, "--no-deps", "--editable", str(ROOT)],
     ):
-        subprocess.run([uv, "--quiet", *command], check=True, env=environment())
+        subprocess.run([uv, "--quiet", "--no-config", *command], check=True, env=environment())
     return python
 
 
