@@ -73,7 +73,7 @@ def make(release: str, folder: Path) -> Path:
     python = folder / "env" / "bin" / "python"
     install, more = ["pip", "install", "--python", str(python)], ["pytest", "pytest-timeout", "soundfile"]
     for command in (
-        ["venv", "--python", "3.11", str(folder / "env")],
+        ["venv", "--clear", "--python", "3.11", str(folder / "env")],
         [
             *install,
             "--override",
