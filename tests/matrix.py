@@ -126,14 +126,16 @@ def run(release: str, folder: Path) -> dict[str, Any]:
     ).stdout.splitlines()
     result: dict[str, Any] = {"date": date.today().isoformat(), "vllm_pp_fixes": __version__}
     result["versions"] = json.loads(asked[-1])
-    result["splits"] = run_tests(python, folder, SPLITS)
+    # Where no engine runs, every split in one process; elsewhere four of them, and the engine.
+    few = {"VLLM_PP_FIXES_FEW_SPLITS": "1"} if RELEASES[release].engine else {}
+    result["splits"] = run_tests(python, folder, SPLITS, **few)
     if RELEASES[release].engine:
         kept = {"VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
         result |= cells(python, folder, **kept)
         if (ROOT / "patches" / release).is_dir():
             result["patches"] = run_tests(python, folder, "tests/patches")
             with patched(python, folder) as env:
-                splits = run_tests(python, folder, SPLITS, **env)
+                splits = run_tests(python, folder, SPLITS, **few, **env)
                 result["patched"] = {"splits": splits, **cells(python, folder, **kept, **env)}
     return result
 

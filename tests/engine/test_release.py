@@ -83,6 +83,7 @@ CELLS = [
     Telling("split-drops-levels", OMNI, (1, 5), engine=EAGER, how="V2"),
     Telling("buffers-on-meta", OMNI, (), "device meta", SOUND_ALONE, ("text", "sound")),
     Telling("buffers-on-meta", OMNI, (1, 5), "device meta", SOUND_ALONE, ("text", "sound")),
+    Telling("buffers-on-meta", VL, (), "device meta", NO_VISION, ("embeds", "text")),
     Telling("compiled-drops-levels", VL, engine=TRACE_ONCE, how="traced once"),
     Telling("compiled-drops-levels", OMNI, engine=TRACE_ONCE, how="traced once"),
     Telling("compile-cache-shared", VL, (), NO_GRAPH, NO_VISION, TEXT, PIECEWISE, "piecewise", {}),
@@ -121,7 +122,12 @@ def cell(telling: Telling, model: Path, env: dict[str, str], limits: dict[str, i
         [*telling.split],
         max_tokens=TOKENS if telling.v2 else 4,
         env=env,
-        engine={**SMALL_CHUNKS, "limit_mm_per_prompt": limits, **telling.engine},
+        engine={
+            **SMALL_CHUNKS,
+            "limit_mm_per_prompt": limits,
+            "enable_prompt_embeds": "embeds" in telling.asked,
+            **telling.engine,
+        },
     )
 
 

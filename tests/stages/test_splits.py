@@ -21,7 +21,7 @@ from vllm_pp_fixes.stages import stages
 
 OMNI = "qwen3_omni_moe_thinker"
 SPLITS = [split for count in (2, 3, 6) for split in splits(LAYERS, count)]
-if "VLLM_PP_FIXES_PATCHED" in os.environ:
+if "VLLM_PP_FIXES_FEW_SPLITS" in os.environ:
     SPLITS = [(1, 5), (2, 4), (1, 1, 4), (1,) * LAYERS]
 CASES: list[tuple[str, bool, dict[str, int]]] = [
     *(("qwen3_vl", True, {"levels": levels}) for levels in (1, 2, 3, 4)),

@@ -106,7 +106,11 @@ of a second to the longest that it encodes beside it, so that a shorter one's an
 
 
 def prompt(name: str, family: Family) -> dict[str, Any]:
-    """Return the prompt `name` as `vllm.LLM.generate` takes it."""
+    """Return the prompt `name` as `vllm.LLM.generate` takes it; `embeds` is one of embeddings, of hidden size 64."""
+    if name == "embeds":
+        import torch
+
+        return {"prompt_embeds": torch.randn(9, 64, generator=torch.Generator().manual_seed(16)) * 0.25}
     text, media = PROMPTS[name]()
     shown = {kind: items for kind, items in media.items() if not (name == "talkie" and kind == "audio")}
     marks = "".join(

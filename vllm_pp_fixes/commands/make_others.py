@@ -96,10 +96,9 @@ def make_moss_audio(folder: Path, *, levels: int = 3, layers: int = 6, injected:
     for i in range(depth):
         layer = f"audio_encoder.layers.{i}."
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            shapes |= {
-                f"{layer}self_attn.{name}.weight": (width, width),
-                f"{layer}self_attn.{name}.bias": (width,),
-            }
+            shapes[f"{layer}self_attn.{name}.weight"] = width, width
+            if name != "k_proj":
+                shapes[f"{layer}self_attn.{name}.bias"] = (width,)
         for name, shape in {"fc1": (inner, width), "fc2": (width, inner)}.items():
             shapes |= {f"{layer}{name}.weight": shape, f"{layer}{name}.bias": shape[:1]}
         for name in ("self_attn_layer_norm", "final_layer_norm"):
