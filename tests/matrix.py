@@ -31,6 +31,7 @@ from vllm_pp_fixes.catalog import FAULTS, numbers
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "matrix.json"
 CELLS, SPLITS = "tests/engine/test_release.py", "tests/stages/test_splits.py"
+STAGES = SPLITS, "tests/stages/test_qwen3_vl.py"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ RELEASES = {
     "0.17.1": Release("2.10.0", "0.25.0", "2.10.0", "2026-04-16", engine=False),
     "0.18.1": Release("2.10.0", "0.25.0", "2.10.0", "2026-04-16", engine=False),
     "0.19.1": Release("2.10.0", "0.25.0", "2.10.0", "2026-04-28"),
-    "0.20.2": Release("2.11.0", "0.26.0", "2.11.0", "2026-05-20"),
+    "0.20.0": Release("2.11.0", "0.26.0", "2.11.0", "2026-05-09"),
     "0.21.0": Release("2.11.0", "0.26.0", "2.11.0", "2026-06-01"),
     "0.22.1": Release("2.11.0", "0.26.0", "2.11.0", "2026-06-15"),
     "0.23.0": Release("2.11.0", "0.26.0", "2.11.0", "2026-06-23", engine=False),
@@ -114,9 +115,8 @@ def run_tests(python: Path, folder: Path, *what: str, **env: str) -> dict[str, i
     return {name: int(count) for count, name in counts.items()} if last else {"error": 1}
 
 
-def run(release: str, folder: Path) -> dict[str, Any]:
-    """Run one release in `folder`; return what goes into the data."""
-    python = make(release, folder)
+def run(release: str, python: Path, folder: Path) -> dict[str, Any]:
+    """Run one release, installed for `python`, with its logs in `folder`; return what goes into the data."""
     ask = (
         "import json, sys, torch, transformers, vllm; print(json.dumps({'python': sys.version.split()[0], "
         "'torch': torch.__version__, 'transformers': transformers.__version__, 'vllm': vllm.__version__}))"
@@ -128,7 +128,7 @@ def run(release: str, folder: Path) -> dict[str, Any]:
     result["versions"] = json.loads(asked[-1])
     # Where no engine runs, every split in one process; elsewhere four of them, and the engine.
     few = {"VLLM_PP_FIXES_FEW_SPLITS": "1"} if RELEASES[release].engine else {}
-    result["splits"] = run_tests(python, folder, SPLITS, **few)
+    result["splits"] = run_tests(python, folder, *STAGES, **few)
     if RELEASES[release].engine:
         kept = {"VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
         result |= cells(python, folder, **kept)
@@ -154,7 +154,7 @@ def cells(python: Path, folder: Path, **env: str) -> dict[str, Any]:
 @contextmanager
 def patched(python: Path, folder: Path) -> Iterator[dict[str, str]]:
     """Give the environment in which an environment's vLLM is a copy of itself with all patches applied."""
-    site = python.parent.parent / "lib" / "python3.11" / "site-packages"
+    (site,) = python.parent.parent.glob("lib/python3.*/site-packages")
     root = folder / "patched" / "vllm"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(site / "vllm", root, copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"))
@@ -240,7 +240,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
                 folder = (arguments.folder or Path(temporary)) / release
                 folder.mkdir(parents=True, exist_ok=True)
-                result = run(release, folder)
+                result = run(release, make(release, folder), folder)
                 shutil.rmtree(folder / "env")
             broken |= failed(result)
             print(release, result["splits"], result.get("engine", ""), flush=True)

@@ -141,8 +141,8 @@ FAULTS = (
         id="compiled-drops-levels",
         models=(*_REFUSED, *_OMNI),
         ranges=(("0.20.0", "0.22.1"),),
-        symptom="under torch.compile, the default, the levels are ignored, at one stage too: **wrong answers**; up to "
-        "0.21.0 also `ValueError: Requested more deepstack tokens than available in buffer`",
+        symptom="under torch.compile, the default, the levels are ignored, at one stage too: **wrong answers**; "
+        "on 0.20.0 also `ValueError: Requested more deepstack tokens than available in buffer`",
         upstream="PR 40145 brought it, #41485, PR 43617; fixed 0.23.0",
         cure="levels are handed over in each batch, zeros where it has none, so that the one trace of the model sees "
         "them",

