@@ -65,6 +65,25 @@ def _register() -> None:
                 continue
             with _quiet("vllm.model_executor.models.registry"):
                 ModelRegistry.register_model(architecture, f"{__package__}.models.{model}:{class_name}")
+            ModelRegistry.models[architecture] = _remembered_by_release(ModelRegistry.models[architecture])
+
+
+def _remembered_by_release(entry: Any) -> Any:
+    """Return a registry entry whose class vLLM looks at anew when vLLM changes.
+
+    What it can do (LoRA, say) is written down under the hash of its file, and ours is the same beside every vLLM.
+    """
+    import vllm
+
+    kind = type(entry)
+    if not hasattr(kind, "_get_cache_filename"):
+        return entry
+
+    def _get_cache_filename(self: Any) -> str:
+        return f"vllm-{vllm.__version__}-{kind._get_cache_filename(self)}"
+
+    by_release = type(kind.__name__, (kind,), {"_get_cache_filename": _get_cache_filename})
+    return by_release(entry.module_name, entry.class_name)
 
 
 @contextmanager

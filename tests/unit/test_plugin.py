@@ -4,6 +4,7 @@ import logging
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,17 @@ from vllm_pp_fixes import register; register()
 print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] != "vllm_pp_fixes"))
 """
     assert snippet(own_alone)[-1] == "[]"
+
+
+def test_what_vllm_remembers_of_a_class_is_of_one_release(snippet: Snippet, tmp_path: Path) -> None:
+    """Ours is the same file beside every vLLM; what upstream's class can do (LoRA, say) is not."""
+    inspect = f"{LOAD}entry = ModelRegistry.models['{ARCHITECTURE}']; print(entry.inspect_model_cls().supports_pp)\n"
+    assert snippet(inspect, VLLM_CACHE_ROOT=str(tmp_path))[-1] == "True"
+    (kept,) = (tmp_path / "modelinfos").iterdir()
+    assert kept.name.startswith("vllm-0.")
+    newer = "vllm.__version__ = '0.99.0'\n" + inspect
+    assert snippet(newer, VLLM_CACHE_ROOT=str(tmp_path))[-1] == "True"
+    assert len([*(tmp_path / "modelinfos").iterdir()]) == 2
 
 
 def test_plugin_left_out_of_vllm_plugins(snippet: Snippet) -> None:
