@@ -5,6 +5,7 @@ and the backend as they were asked for.
 """
 
 import os
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -28,8 +29,13 @@ def _check_and_update_config(cls: type, vllm_config: Any) -> None:
 CpuPlatform.check_and_update_config = classmethod(_check_and_update_config)
 # It looks for CUDA ops by name, which the CPU build does not have; only piecewise compilation runs it.
 FixFunctionalizationPass.__call__ = lambda self, graph: None
-# 0.24's runner V2 calls it with a stream that stands in for a GPU's.
-torch.Tensor.record_stream = lambda self, stream: None
+if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    # 0.24's runner V2 calls this with a stream that stands in for a GPU's, and pins the memory of what towers see.
+    torch.Tensor.record_stream = lambda self, stream: None
+    _encoder: Any = import_module("vllm.v1.worker.gpu.mm.encoder_runner")
+    if hasattr(_encoder, "group_and_batch_mm_kwargs"):
+        _group = _encoder.group_and_batch_mm_kwargs
+        _encoder.group_and_batch_mm_kwargs = lambda *args, **more: _group(*args, **{**more, "pin_memory": False})
 if torch.__version__.startswith("2.10."):
     # Its inductor writes C++ for these graphs that does not compile, where it uses vector instructions.
     torch._inductor.config.cpp.simdlen = 1

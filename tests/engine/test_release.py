@@ -210,7 +210,8 @@ def test_cell(
     report(telling, *seen)
     assert seen[1] == "same", ours.log[-6000:]
     if telling.v2:
-        assert "Using V2 Model Runner" in ours.log
+        # 0.24 does not say it on the CPU; V2's file has another name than V1's.
+        assert re.search(r"Using V2 Model Runner|\[model_runner.py:", ours.log)
     if telling.hidden_by in FAULTS[family]:
         return
     if telling.fault in FAULTS[family]:
