@@ -246,7 +246,8 @@ def main() -> int:
             print(release, result["splits"], result.get("engine", ""), flush=True)
             if failed(result) and arguments.folder is None:
                 print("its logs are gone: give --folder to keep them", file=sys.stderr)
-            data[release] = result
+            # Read again: another run may have written meanwhile.
+            data = {**(json.loads(DATA.read_text()) if DATA.exists() else {}), release: result}
             DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
     readme = (ROOT / "README.md").read_text()
     before, _, rest = readme.partition(BEGIN)
