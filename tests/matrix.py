@@ -2,6 +2,7 @@
 
     uv run python -m tests.matrix                  # every release that is not in tests/matrix.json yet
     uv run python -m tests.matrix 0.21.0 0.29.0    # these, again
+    uv run python -m tests.matrix --unpacked PATH  # a newer release's source distribution over the newest binaries
     uv run python -m tests.matrix --table          # write README's table from tests/matrix.json
 
 An environment takes half a minute (uv links what it has), and is removed when its release is done. A run that is
@@ -25,8 +26,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tests.unit.conftest import name_distribution
 from vllm_pp_fixes import __version__
 from vllm_pp_fixes.catalog import FAULTS, numbers
+from vllm_pp_fixes.commands.installed import version_of
+from vllm_pp_fixes.probes import Tree
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "matrix.json"
@@ -64,6 +68,7 @@ RELEASES = {
     "0.31.0": Release("2.13.0", "0.28.0", "2.11.0", "2026-10-30", engine=False),
     "0.32.0": Release("2.13.0", "0.28.0", "2.11.0", "2026-11-01"),
 }
+NEWEST = list(RELEASES)[-1]
 
 
 def make(release: str, folder: Path) -> Path:
@@ -134,7 +139,7 @@ def run(release: str, python: Path, folder: Path) -> dict[str, Any]:
         result |= cells(python, folder, **kept)
         if (ROOT / "patches" / release).is_dir():
             result["patches"] = run_tests(python, folder, "tests/patches")
-            with patched(python, folder) as env:
+            with patched(python, site(python) / "vllm", folder) as env:
                 splits = run_tests(python, folder, SPLITS, **few, **env)
                 result["patched"] = {"splits": splits, **cells(python, folder, **kept, **env)}
     return result
@@ -151,13 +156,48 @@ def cells(python: Path, folder: Path, **env: str) -> dict[str, Any]:
     }
 
 
+def run_unpacked(source: Path, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Run what runs of a release that has no CPU build, from its unpacked source: all stages in one process.
+
+    Its Python lies over the binaries of the newest release that has one. Returns its version and its data.
+    """
+    python = make(NEWEST, folder)
+    root = folder / "unpacked" / "vllm"
+    shutil.rmtree(root.parent, ignore_errors=True)
+    shutil.copytree(source / "vllm", root, ignore=shutil.ignore_patterns("__pycache__"))
+    for binary in (site(python) / "vllm").rglob("*.so"):
+        target = root / binary.relative_to(site(python) / "vllm")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _link(str(binary), str(target))
+    release = version_of(Tree(root) if (root / "_version.py").exists() else Tree(source / "vllm"))
+    (root / "_version.py").write_text(
+        f"__version__ = version = {release!r}\n__version_tuple__ = version_tuple = (0, 0)\n"
+    )
+    name_distribution(root.parent, f"{release}+cpu")
+    env = {"PYTHONPATH": str(root.parent)}
+    result: dict[str, Any] = {"date": date.today().isoformat(), "vllm_pp_fixes": __version__}
+    result["versions"] = {"vllm": f"{release}, its Python over the binaries of {NEWEST}"}
+    result["splits"] = run_tests(python, folder, *STAGES, **env)
+    result["patches"] = run_tests(python, folder, "tests/patches", **env)
+    with patched(python, root, folder) as over:
+        paths = f"{over['PYTHONPATH']}:{root.parent}"
+        few = {"VLLM_PP_FIXES_FEW_SPLITS": "1", **over, "PYTHONPATH": paths}
+        result["patched"] = {"splits": run_tests(python, folder, SPLITS, **few)}
+    return release, result
+
+
+def site(python: Path) -> Path:
+    """Return the folder of an environment's packages."""
+    (packages,) = python.parent.parent.glob("lib/python3.*/site-packages")
+    return packages
+
+
 @contextmanager
-def patched(python: Path, folder: Path) -> Iterator[dict[str, str]]:
-    """Give the environment in which an environment's vLLM is a copy of itself with all patches applied."""
-    (site,) = python.parent.parent.glob("lib/python3.*/site-packages")
+def patched(python: Path, source: Path, folder: Path) -> Iterator[dict[str, str]]:
+    """Give the environment in which vLLM is a copy of the package `source` with all of its patches applied."""
     root = folder / "patched" / "vllm"
     shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(site / "vllm", root, copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(source, root, copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"))
     apply = ["diff", "--tree", str(root), "--apply", "--yes"]
     subprocess.run([str(python.with_name("vllm-pp-fixes")), *apply], check=True, env=environment())
     yield {"PYTHONPATH": str(root.parent), "VLLM_PP_FIXES_PATCHED": "1"}
@@ -191,6 +231,7 @@ def rows(data: dict[str, Any]) -> list[list[str]]:
     table.append(["every split, one process", *(_count(data[release]["splits"]) for release in releases)])
     patched = [data[release].get("patched", {}) for release in releases]
     table.append(["`patches/` applied, plugin off: engine", *(_count(each.get("engine", {})) for each in patched)])
+    table.append(["the same, one process", *(_count(each.get("splits", {})) for each in patched)])
     return table
 
 
@@ -229,13 +270,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}")
     parser.add_argument("--folder", type=Path, help="where environments and logs go (default: a temporary one)")
+    parser.add_argument("--unpacked", type=Path, help="folder of an unpacked source distribution of vLLM")
     parser.add_argument("--table", action="store_true", help="only write README's table")
     arguments = parser.parse_args()
     if unknown := [release for release in arguments.releases if release not in RELEASES]:
         parser.error(f"{', '.join(unknown)}: known are {', '.join(RELEASES)}")
     data: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
     broken = False
-    if not arguments.table:
+    if arguments.unpacked:
+        with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
+            folder = arguments.folder or Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            release, result = run_unpacked(arguments.unpacked, folder)
+        broken = failed(result)
+        data[release] = result
+        DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+        print(release, {name: result[name] for name in ("splits", "patches", "patched")})
+    elif not arguments.table:
         for release in arguments.releases or [release for release in RELEASES if release not in data]:
             with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
                 folder = (arguments.folder or Path(temporary)) / release
