@@ -228,12 +228,23 @@ def log_service(model: object, cured: tuple[str, ...], stage: Stage | None = Non
 
 def faults_of(upstream: type) -> tuple[str, ...]:
     """Return the ids of the faults that the installed `upstream` has; none, with one warning, where none can tell."""
-    model = upstream.__module__.rpartition(".")[2]
     try:
-        return present(Tree(Path(vllm.__file__).parent), model, upstream.__name__)
+        return present(_tree(), _model(upstream), upstream.__name__)
     except CannotTell as error:
-        logger.warning("vllm_pp_fixes leaves %s as it is, it cannot tell what it does: %s", upstream.__name__, error)
+        _leave(upstream, error)
         return ()
+
+
+def _tree() -> Tree:
+    return Tree(Path(vllm.__file__).parent)
+
+
+def _model(upstream: type) -> str:
+    return upstream.__module__.rpartition(".")[2]
+
+
+def _leave(upstream: type, why: object) -> None:
+    logger.warning("vllm_pp_fixes leaves %s as it is, it cannot tell what it does: %s", upstream.__name__, why)
 
 
 def named(name: str, module: str, bases: tuple[type, ...], **members: object) -> type:
@@ -250,8 +261,11 @@ def drop_in(upstream: type, module: str) -> type:
     faults = faults_of(upstream)
     if not faults:
         return upstream
-    home, name, _ = Tree(Path(vllm.__file__).parent).builder(upstream.__module__.rpartition(".")[2], upstream.__name__)
-    at_fault = next(cls for cls in upstream.__mro__ if cls.__name__ == name and cls.__module__.endswith(f".{home}"))
+    home, name, _ = _tree().builder(_model(upstream), upstream.__name__)
+    at_fault = next((cls for cls in upstream.__mro__ if cls.__name__ == name and _model(cls) == home), None)
+    if at_fault is None:
+        _leave(upstream, f"it does not inherit from {name} of {home}, as its source does")
+        return upstream
     mixins: list[type] = [ZeroBackedLevels] if "compiled-drops-levels" in faults else []
     mixins.append(DeepStackOverStages if {"split-refused", "split-drops-levels"} & {*faults} else Corrected)
     mixed = named(name, module, (*mixins, at_fault), cured=faults)
