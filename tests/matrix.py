@@ -36,6 +36,8 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "matrix.json"
 CELLS, SPLITS = "tests/engine/test_release.py", "tests/stages/test_splits.py"
 STAGES = SPLITS, "tests/stages/test_qwen3_vl.py"
+FEW = {"VLLM_PP_FIXES_FEW_SPLITS": "1"}
+"""1+5, 2+4, 1+1+4 and six stages, of the splits that the newest release's suite runs all."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +133,14 @@ def run(release: str, python: Path, folder: Path) -> dict[str, Any]:
     ).stdout.splitlines()
     result: dict[str, Any] = {"date": date.today().isoformat(), "vllm_pp_fixes": __version__}
     result["versions"] = json.loads(asked[-1])
-    # Where no engine runs, every split in one process; elsewhere four of them, and the engine.
-    few = {"VLLM_PP_FIXES_FEW_SPLITS": "1"} if RELEASES[release].engine else {}
-    result["splits"] = run_tests(python, folder, *STAGES, **few)
+    result["splits"] = run_tests(python, folder, *STAGES, **FEW)
     if RELEASES[release].engine:
         kept = {"VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
         result |= cells(python, folder, **kept)
         if (ROOT / "patches" / release).is_dir():
             result["patches"] = run_tests(python, folder, "tests/patches")
             with patched(python, site(python) / "vllm", folder) as env:
-                splits = run_tests(python, folder, SPLITS, **few, **env)
+                splits = run_tests(python, folder, SPLITS, **FEW, **env)
                 result["patched"] = {"splits": splits, **cells(python, folder, **kept, **env)}
     return result
 
@@ -177,12 +177,11 @@ def run_unpacked(source: Path, folder: Path) -> tuple[str, dict[str, Any]]:
     env = {"PYTHONPATH": str(root.parent)}
     result: dict[str, Any] = {"date": date.today().isoformat(), "vllm_pp_fixes": __version__}
     result["versions"] = {"vllm": f"{release}, its Python over the binaries of {NEWEST}"}
-    result["splits"] = run_tests(python, folder, *STAGES, **env)
+    result["splits"] = run_tests(python, folder, *STAGES, **FEW, **env)
     result["patches"] = run_tests(python, folder, "tests/patches", **env)
     with patched(python, root, folder) as over:
         paths = f"{over['PYTHONPATH']}:{root.parent}"
-        few = {"VLLM_PP_FIXES_FEW_SPLITS": "1", **over, "PYTHONPATH": paths}
-        result["patched"] = {"splits": run_tests(python, folder, SPLITS, **few)}
+        result["patched"] = {"splits": run_tests(python, folder, SPLITS, **{**FEW, **over, "PYTHONPATH": paths})}
     return release, result
 
 
@@ -228,7 +227,7 @@ def rows(data: dict[str, Any]) -> list[list[str]]:
             row = [_entry(data[release].get("cells", []), fault, runner) for release in releases]
             if any(entry != "-" for entry in row):
                 table.append([f"{fault}{f' ({runner})' if runner else ''}", *row])
-    table.append(["every split, one process", *(_count(data[release]["splits"]) for release in releases)])
+    table.append(["all stages in one process", *(_count(data[release]["splits"]) for release in releases)])
     patched = [data[release].get("patched", {}) for release in releases]
     table.append(["`patches/` applied, plugin off: engine", *(_count(each.get("engine", {})) for each in patched)])
     table.append(["the same, one process", *(_count(each.get("splits", {})) for each in patched)])

@@ -98,8 +98,9 @@ def make_qwen3_vl(folder: Path, *, levels: int = 3, layers: int = 6) -> None:
 
 def make_qwen3_vl_moe(folder: Path, *, levels: int = 3, layers: int = 6) -> None:
     """Write a tiny Qwen3-VL-MoE: four experts a layer, two of them used a token."""
-    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, __version__
 
+    transposed = int(__version__.partition(".")[0]) >= 5
     tokenizer = make_tokenizer("qwen3_vl_moe")
     config = Qwen3VLMoeConfig(
         text_config=text_configuration(tokenizer, layers, **_EXPERTS),
@@ -109,8 +110,8 @@ def make_qwen3_vl_moe(folder: Path, *, levels: int = 3, layers: int = 6) -> None
     config.architectures = ["Qwen3VLMoeForConditionalGeneration"]
 
     def publish(name: str, weight: Any) -> tuple[str, Any]:
-        # transformers multiplies by the transposed experts of the published checkpoints
-        return name, weight.transpose(1, 2).contiguous() if ".experts." in name else weight
+        # From 5 on transformers multiplies by the transposed experts of the published checkpoints.
+        return name, weight.transpose(1, 2).contiguous() if transposed and ".experts." in name else weight
 
     _save_hf(Qwen3VLMoeForConditionalGeneration(config), folder, tokenizer, publish)
     _write_processor(folder, "qwen3_vl_moe", "Qwen3VLProcessor")
