@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -122,27 +122,35 @@ def run_tests(python: Path, folder: Path, *what: str, **env: str) -> dict[str, i
     return {name: int(count) for count, name in counts.items()} if last else {"error": 1}
 
 
-def run(release: str, python: Path, folder: Path) -> dict[str, Any]:
+PARTS = ("itself", "patched")
+"""The release itself, and its tree with all patches applied, which is held against the answers of the first."""
+
+
+def run(release: str, python: Path, folder: Path, parts: Sequence[str] = PARTS) -> dict[str, Any]:
     """Run one release, installed for `python`, with its logs in `folder`; return what goes into the data."""
+    result: dict[str, Any] = {}
+    kept = {"VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
+    if "itself" in parts:
+        result |= {"date": date.today().isoformat(), "vllm_pp_fixes": __version__, "versions": versions(python)}
+        result["splits"] = run_tests(python, folder, *STAGES, **FEW)
+        if RELEASES[release].engine:
+            result |= cells(python, folder, **kept)
+    if "patched" in parts and (ROOT / "patches" / release).is_dir():
+        result["patches"] = run_tests(python, folder, "tests/patches")
+        with patched(python, site(python) / "vllm", folder) as env:
+            splits = run_tests(python, folder, SPLITS, **FEW, **env)
+            result["patched"] = {"splits": splits, **cells(python, folder, **kept, **env)}
+    return result
+
+
+def versions(python: Path) -> dict[str, str]:
+    """Return what an environment holds."""
     ask = (
         "import json, sys, torch, transformers, vllm; print(json.dumps({'python': sys.version.split()[0], "
         "'torch': torch.__version__, 'transformers': transformers.__version__, 'vllm': vllm.__version__}))"
     )
-    asked = subprocess.run(
-        [str(python), "-c", ask], check=True, capture_output=True, text=True, env=environment()
-    ).stdout.splitlines()
-    result: dict[str, Any] = {"date": date.today().isoformat(), "vllm_pp_fixes": __version__}
-    result["versions"] = json.loads(asked[-1])
-    result["splits"] = run_tests(python, folder, *STAGES, **FEW)
-    if RELEASES[release].engine:
-        kept = {"VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
-        result |= cells(python, folder, **kept)
-        if (ROOT / "patches" / release).is_dir():
-            result["patches"] = run_tests(python, folder, "tests/patches")
-            with patched(python, site(python) / "vllm", folder) as env:
-                splits = run_tests(python, folder, SPLITS, **FEW, **env)
-                result["patched"] = {"splits": splits, **cells(python, folder, **kept, **env)}
-    return result
+    asked = subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True, env=environment())
+    return json.loads(asked.stdout.splitlines()[-1])
 
 
 def cells(python: Path, folder: Path, **env: str) -> dict[str, Any]:
@@ -212,7 +220,7 @@ def _link(source: str, target: str) -> None:
 
 def failed(result: dict[str, Any]) -> bool:
     """Tell whether anything in a release's result is not as it should be."""
-    counts = [result["splits"], *(result[name] for name in ("engine", "patches") if name in result)]
+    counts = [result[name] for name in ("splits", "engine", "patches") if name in result]
     return any(c.get("failed") or c.get("error") or not c.get("passed") for c in counts) or (
         "patched" in result and failed(result["patched"])
     )
@@ -269,6 +277,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}")
     parser.add_argument("--folder", type=Path, help="where environments and logs go (default: a temporary one)")
+    parser.add_argument("--only", nargs=1, choices=PARTS, help="one of the two halves of a run (default: both)")
     parser.add_argument("--unpacked", type=Path, help="folder of an unpacked source distribution of vLLM")
     parser.add_argument("--table", action="store_true", help="only write README's table")
     arguments = parser.parse_args()
@@ -290,14 +299,15 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
                 folder = (arguments.folder or Path(temporary)) / release
                 folder.mkdir(parents=True, exist_ok=True)
-                result = run(release, make(release, folder), folder)
+                result = run(release, make(release, folder), folder, arguments.only or PARTS)
                 shutil.rmtree(folder / "env")
             broken |= failed(result)
-            print(release, result["splits"], result.get("engine", ""), flush=True)
+            print(release, {k: v for k, v in result.items() if k not in ("cells", "versions")}, flush=True)
             if failed(result) and arguments.folder is None:
                 print("its logs are gone: give --folder to keep them", file=sys.stderr)
             # Read again: another run may have written meanwhile.
-            data = {**(json.loads(DATA.read_text()) if DATA.exists() else {}), release: result}
+            data = json.loads(DATA.read_text()) if DATA.exists() else {}
+            data[release] = {**data.get(release, {}), **result}
             DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
     readme = (ROOT / "README.md").read_text()
     before, _, rest = readme.partition(BEGIN)

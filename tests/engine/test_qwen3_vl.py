@@ -38,9 +38,8 @@ def test_split(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], split: tup
     assert len(log_lines(outcome.log)) == len(split), "one line a process that serves"
 
 
-@pytest.mark.parametrize("no_tower", [False, True])
-def test_disabled_upstream_refuses(warm: Warm, qwen3_vl: Path, no_tower: bool) -> None:
-    outcome = warm.run(cell(qwen3_vl, 1, 5, env=UPSTREAM, **(NO_TOWER if no_tower else {})))
+def test_disabled_upstream_refuses(warm: Warm, qwen3_vl: Path) -> None:
+    outcome = warm.run(cell(qwen3_vl, 1, 5, env=UPSTREAM))
     assert outcome.result is None
     assert REFUSAL in outcome.log
     assert not log_lines(outcome.log)
