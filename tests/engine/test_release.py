@@ -140,7 +140,7 @@ def answers(warm: Warm, checkpoint: Checkpoint) -> Reference:
     def answer(family: str, asked: tuple[str, ...], tokens: int) -> dict[str, Any]:
         name = f"{family} {asked} {tokens}"
         if name not in kept:
-            assert not PATCHED, f"{path} has no answers of the release itself for {name}"
+            assert not PATCHED or "embeds" in asked, f"{path} has no answers of the release itself for {name}"
             plain = Telling("", family, asked=asked)
             one_stage = cell(plain, edited(checkpoint(family)), UPSTREAM, {})
             one_stage.max_tokens = tokens
