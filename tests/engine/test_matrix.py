@@ -35,9 +35,9 @@ def test_an_old_release(tmp_path: Path) -> None:
     assert_as_it_should_be(matrix.run(OLD, matrix.make(OLD, tmp_path), tmp_path), tmp_path)
 
 
-def test_the_committed_matrix_is_whole() -> None:
-    """Each release was run, nothing failed, and README's table is what the data says."""
+def test_the_committed_matrix() -> None:
+    """Nothing in it failed, and README's table is what the data says."""
     data = json.loads(matrix.DATA.read_text())
-    assert set(data) == {*matrix.RELEASES, "0.33.0"}
+    assert {release for release, how in matrix.RELEASES.items() if how.engine} <= set(data)
     assert not [release for release, result in data.items() if matrix.failed(result)]
     assert matrix.table(data) in (matrix.ROOT / "README.md").read_text()
