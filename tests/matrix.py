@@ -128,6 +128,10 @@ PARTS = ("itself", "diffs", "patched")
 """The release itself; its patches, in order and alone; its tree with all of them, held against the first's answers."""
 
 
+AFTER = ("patches", "patched")
+"""What of a release's data a new run of the release itself leaves."""
+
+
 def run(release: str, python: Path, folder: Path, parts: Sequence[str] = PARTS) -> dict[str, Any]:
     """Run one release, installed for `python`, with its logs in `folder`; return what goes into the data."""
     result: dict[str, Any] = {}
@@ -301,6 +305,7 @@ def main() -> int:
         DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
         print(release, {name: result[name] for name in ("splits", "patches", "patched")})
     elif not arguments.table:
+        itself = "itself" in (arguments.only or PARTS)
         for release in arguments.releases or [release for release in RELEASES if release not in data]:
             with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
                 folder = (arguments.folder or Path(temporary)) / release
@@ -313,7 +318,8 @@ def main() -> int:
                 print("its logs are gone: give --folder to keep them", file=sys.stderr)
             # Read again: another run may have written meanwhile.
             data = json.loads(DATA.read_text()) if DATA.exists() else {}
-            data[release] = {**data.get(release, {}), **result}
+            kept = {name: value for name, value in data.get(release, {}).items() if not itself or name in AFTER}
+            data[release] = {**kept, **result}
             DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
     readme = (ROOT / "README.md").read_text()
     before, _, rest = readme.partition(BEGIN)
