@@ -56,7 +56,7 @@ RELEASES = {
     "0.17.1": Release("2.10.0", "0.25.0", "2.10.0", "2026-04-16", engine=False),
     "0.18.1": Release("2.10.0", "0.25.0", "2.10.0", "2026-04-16", engine=False),
     "0.19.1": Release("2.10.0", "0.25.0", "2.10.0", "2026-04-28"),
-    # 0.20.0 alone refuses padded batches (#41485); its CPU build starts no engine without bound cores.
+    # 0.20.0 alone refuses padded batches (#41485).
     "0.20.0": Release("2.11.0", "0.26.0", "2.11.0", "2026-05-09", engine=False),
     "0.20.2": Release("2.11.0", "0.26.0", "2.11.0", "2026-05-20"),
     "0.21.0": Release("2.11.0", "0.26.0", "2.11.0", "2026-06-01"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -32,11 +34,21 @@ def know_instructions() -> None:
 def close_gaps() -> None:
     """Repair what keeps older releases from running some models on a machine without a GPU.
 
-    0.21 and 0.22 pin the memory of what they copy to the device; up to 0.24 the experts' activation is built in each
-    forward, outside the engine's configuration.
+    0.20 trips over its own log line where cores are not bound; 0.21 and 0.22 pin the memory of what they copy to the
+    device; up to 0.24 the experts' activation is built in each forward, outside the engine's configuration.
     """
     import torch
     from vllm.utils import torch_utils
+
+    if find_spec("vllm.utils.ompmultiprocessing"):
+        manager = import_module("vllm.utils.ompmultiprocessing").OMPProcessManager
+        parse = manager._parse_omp_threads_bind_env
+
+        def parse_quietly(self: Any) -> None:
+            with suppress(IndexError):
+                parse(self)
+
+        manager._parse_omp_threads_bind_env = parse_quietly
 
     if defaults := getattr(torch_utils.async_tensor_h2d, "__defaults__", None):
         torch_utils.async_tensor_h2d.__defaults__ = tuple(False if d is True else d for d in defaults)
