@@ -41,6 +41,5 @@ def test_an_old_release(tmp_path: Path) -> None:
 def test_the_committed_matrix() -> None:
     """Nothing in it failed, and README's table is what the data says."""
     data = json.loads(matrix.DATA.read_text())
-    assert {release for release, how in matrix.RELEASES.items() if how.engine} <= set(data)
     assert not [release for release, result in data.items() if matrix.failed(result)]
     assert matrix.table(data) in (matrix.ROOT / "README.md").read_text()
