@@ -14,7 +14,7 @@ OLDEST = "0.17.0"
 NEWEST = "0.33.0"
 """Newest release that the catalogue knows."""
 TESTED = "0.32.0"
-"""Newest release that an engine was run on."""
+"""Newest release that the tests were run on."""
 
 
 def numbers(version: str) -> tuple[int, ...]:

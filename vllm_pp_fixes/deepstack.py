@@ -88,7 +88,6 @@ class Corrected:
         deepstack_input_embeds: Any
         make_empty_intermediate_tensors: Factory
         _get_deepstack_input_embeds: Callable[[int], IntermediateTensors]
-        _clear_deepstack_input_embeds: Callable[[int], None]
 
 
 class ZeroBackedLevels:
@@ -136,13 +135,16 @@ class DeepStackOverStages(Corrected):
         # Up to 0.19 upstream does not keep it.
         self.deepstack_input_embeds_num_tokens = deepstack_input_embeds.size(1)
 
+    def _clear_deepstack_input_embeds(self, num_tokens: int) -> None:
+        super()._clear_deepstack_input_embeds(num_tokens)  # type: ignore[misc]
+        self.deepstack_input_embeds_num_tokens = 0
+
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Embed as upstream does, after dropping levels that an earlier step left behind.
 
         `forward` clears them too, but a replayed CUDA graph does not run it.
         """
         self._clear_deepstack_input_embeds(getattr(self, "deepstack_input_embeds_num_tokens", 0))
-        self.deepstack_input_embeds_num_tokens = 0
         return super().embed_input_ids(*args, **kwargs)  # type: ignore[misc]
 
     def forward(

@@ -82,8 +82,11 @@ def _remembered_by_release(entry: Any) -> Any:
     def _get_cache_filename(self: Any) -> str:
         return f"vllm-{vllm.__version__}-{kind._get_cache_filename(self)}"
 
-    by_release = type(kind.__name__, (kind,), {"_get_cache_filename": _get_cache_filename})
-    return by_release(entry.module_name, entry.class_name)
+    try:
+        by_release = type(kind.__name__, (kind,), {"_get_cache_filename": _get_cache_filename})
+        return by_release(entry.module_name, entry.class_name)
+    except (AttributeError, TypeError):
+        return entry  # another vLLM keeps its entries otherwise: the class serves all the same
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""A GPU's compile mode on the CPU: piecewise, with the cache of compiled graphs. Imported in the warm process.
+"""A GPU's compile mode on the CPU: piecewise, with the cache of compiled graphs; what older releases' V2 lacks there.
 
-The CPU platform turns it into tracing once, whose cache never loads. Where `PIECEWISE_ENV` is set this keeps the mode
-and the backend as they were asked for.
+Imported in the warm process. The CPU platform turns that mode into tracing once, whose cache never loads. Where
+`PIECEWISE_ENV` is set this keeps the mode and the backend as they were asked for.
 """
 
 import os

@@ -140,13 +140,11 @@ def answers(warm: Warm, checkpoint: Checkpoint) -> Reference:
     def answer(family: str, asked: tuple[str, ...], tokens: int) -> dict[str, Any]:
         name = f"{family} {asked} {tokens}"
         if name not in kept:
-            assert not PATCHED or "embeds" in asked, f"{path} has no answers of the release itself for {name}"
+            assert not PATCHED, f"{path} has no answers of the release itself for {name}"
             plain = Telling("", family, asked=asked)
             one_stage = cell(plain, edited(checkpoint(family)), UPSTREAM, {})
             one_stage.max_tokens = tokens
             outcome = warm.run(one_stage)
-            if outcome.result is None and "embeds" in asked:
-                pytest.skip("this release takes no prompt embeddings with the model")
             assert outcome.result, outcome.log[-6000:]
             kept[name] = outcome.result
             path.write_text(json.dumps(kept))
@@ -189,6 +187,8 @@ def test_cell(
     family = telling.family
     if family not in FAULTS or (telling.v2 and not HAS_V2):
         pytest.skip("this release does not have it")
+    if "embeds" in telling.asked and RELEASE < (0, 23, 0):
+        pytest.skip("up to 0.22 upstream takes no prompt embeddings with the model, its towers on")
     process: Warm = request.getfixturevalue("warm_v2" if telling.v2 else "warm")
     published = checkpoint(family)
     hidden = telling.fault != "text-architectures" and "text-architectures" in FAULTS[family]

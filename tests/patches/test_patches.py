@@ -6,6 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -180,6 +183,42 @@ def test_nobody_to_ask(copy: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert main(["diff", "--tree", str(copy), "--apply"]) == 2
     assert "nobody to ask whether to apply: --yes does without" in capsys.readouterr().err
     assert sources(copy) == before
+
+
+@here
+def test_a_temporary_folder_inside_somebodys_repository(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There git skips, without a word, what it does not track, unless it is kept from looking up."""
+    subprocess.run(["git", "init", "--quiet", str(copy.parent)], check=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(copy.parent))
+    assert main(["diff", "--tree", str(copy), "--yes", "--apply"]) == 0
+    assert faults(copy) == set()
+
+
+def test_the_folders_table_is_the_folder() -> None:
+    rows = [line.split(" | ") for line in (diff.patches_folder() / "README.md").read_text().splitlines() if "|" in line]
+    cells = {row[0].strip("| "): [cell.strip(" |") for cell in row[1:]] for row in rows}
+    assert cells["fault"] == [folder.name for folder in FOLDERS]
+    for fault in FAULTS:
+        numbered = [[p.path.name[:4] for p in diff.patches_of(f.name) if p.fault == fault.id] for f in FOLDERS]
+        assert cells.get(fault.id, [""] * len(FOLDERS)) == ["".join(number) for number in numbered], fault.id
+
+
+def test_the_wheel_holds_them(tmp_path: Path) -> None:
+    """`vllm-pp-fixes diff` where the package is installed, without a checkout."""
+    root = Path(__file__).parents[2]
+    uv = os.environ.get("UV", "uv")
+    subprocess.run([uv, "build", "--quiet", "--wheel", "--out-dir", str(tmp_path), str(root)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = f"from vllm_pp_fixes.commands.diff import *; print(patches_folder(), len(patches_of({FOLDERS[-1].name!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == [
+        str(tmp_path / "site" / "vllm_pp_fixes" / "patches"),
+        str(len(diff.patches_of("0.33.0"))),
+    ]
 
 
 def test_a_release_without_a_folder_names_the_nearest() -> None:

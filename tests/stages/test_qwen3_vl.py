@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
+from vllm.forward_context import set_forward_context
 
 from tests.installed import FAULTS
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, Build, answers, batches, equal
-from tests.stages.pipeline import MAX_TOKENS, RECEIVE, Count, Model
+from tests.stages.pipeline import MAX_TOKENS, RECEIVE, Count, Group, Model, engine_config, start_distributed
+from vllm_pp_fixes.agreement import StagesDisagree
 from vllm_pp_fixes.deepstack import key
+from vllm_pp_fixes.models.qwen3_vl import Qwen3VLForConditionalGeneration as Ours
 
 ASKED = batches("qwen3_vl")
 
@@ -104,6 +108,44 @@ def test_a_padded_batch_finds_levels(build: Build) -> None:
             assert all(levels[key(k)][:tokens].any() and not levels[key(k)][tokens:].any() for k in range(3))
             first.model._clear_deepstack_input_embeds(tokens + 8)
         wipe(first)
+
+
+@pytest.mark.skipif("compiled-drops-levels" not in FAULTS["qwen3_vl"], reason="the getter is upstream's")
+def test_a_batch_beyond_the_buffers_finds_levels(build: Build) -> None:
+    (first,) = build((LAYERS,)).stages
+    first.embed(ASKED[0])
+    tokens, more = ASKED[0].input_ids.numel(), MAX_TOKENS + 8
+    levels = first.model._get_deepstack_input_embeds(more)
+    assert all(levels[key(k)].size(0) == more and levels[key(k)][:tokens].any() for k in range(3))
+    wipe(first)
+
+
+def test_stages_that_do_not_agree_find_out_at_the_first_step(qwen3_vl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the store that torch.distributed keeps, which is real here; the engine's tests have two real hosts."""
+    start_distributed()
+    monkeypatch.setattr(Group, "ranks", [5, 6], raising=False)
+
+    def stage(rank: int) -> Model:
+        return Model(Ours, engine_config(str(qwen3_vl)), (1, 5), rank)
+
+    last = stage(1)
+    positions = torch.arange(4).expand(3, -1).contiguous()
+    received = lambda: last.buffers[:4]  # noqa: E731
+    with pytest.raises(StagesDisagree, match=r"levels \[1, 2\] with stage 1, which runs vLLM's own class"):
+        last.step(None, positions, received(), None)
+    first = stage(0)
+    first.step(None, positions, None, torch.zeros(4, 64))
+    last.step(None, positions, received(), None)
+    assert first.model.agreement is last.model.agreement is None, "asked once"
+
+    monkeypatch.setattr(Group, "ranks", [7, 8])
+    last = stage(1)
+    last.model.launched_apart = True
+    with last.on_stage(), set_forward_context(None, last.config, num_tokens=4):
+        last.model(input_ids=None, positions=positions, intermediate_tensors=received())
+    assert last.model.agreement is not None, "a warm-up of an external launcher may run before the others stand"
+    with pytest.raises(StagesDisagree):
+        last.step(None, positions, received(), None)
 
 
 @pytest.mark.skipif("compiled-drops-levels" in FAULTS["qwen3_vl"], reason="the zeros that upstream leaves out")

@@ -57,7 +57,7 @@ def test_status_of_a_newer_tree(edited: Edit, capsys: pytest.CaptureFixture[str]
     assert main(["status", "--tree", str(tree.root)]) == 0
     text = printed(capsys)
     assert "vLLM 0.40.0 in" in text
-    assert "not tested with this release: engines ran on" in text
+    assert "not tested with this release: tested are" in text
     assert "the catalogue says otherwise" not in text
 
 

@@ -57,7 +57,7 @@ def range_warning(version: str) -> str:
         return f"vLLM {version} is older than {OLDEST}, which the drop-ins begin with: the plugin does nothing here"
     if release > numbers(TESTED):
         known = " (its sources were read and probed)" if release <= numbers(NEWEST) else ""
-        return f"not tested with this release{known}: engines ran on {OLDEST} to {TESTED}; the probes decide"
+        return f"not tested with this release{known}: tested are {OLDEST} to {TESTED}; the probes decide"
     return ""
 
 
