@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, distributed_c10d
 
 from vllm_pp_fixes import __version__, agreement
 from vllm_pp_fixes.agreement import Agreement, StagesDisagree
@@ -71,7 +71,10 @@ def test_another_model_beside_it_is_another_matter(store: HashStore) -> None:
         say(store, 0).check()
 
 
-def test_no_store_no_question() -> None:
+def test_no_store_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A test before this one may have left its process group.
+    monkeypatch.setattr(distributed_c10d._world, "default_pg", None)
+
     class Group:
         ranks = (0, 1)
         rank_in_group = 0
