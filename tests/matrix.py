@@ -3,7 +3,7 @@
     uv run python -m tests.matrix                  # every release that is not in tests/matrix.json yet
     uv run python -m tests.matrix 0.21.0 0.29.0    # these, again
     uv run python -m tests.matrix --unpacked PATH  # a newer release's source distribution over the newest binaries
-    uv run python -m tests.matrix --table          # write README's table from tests/matrix.json
+    uv run python -m tests.matrix --table          # write README's tables and the patches' texts from tests/matrix.json
 
 An environment takes half a minute (uv links what it has), and is removed when its release is done. A run that is
 stopped goes on with the release that it was at.
@@ -26,9 +26,10 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tests import report
 from tests.unit.conftest import name_distribution
 from vllm_pp_fixes import __version__
-from vllm_pp_fixes.catalog import FAULTS, numbers
+from vllm_pp_fixes.commands.diff import Patch, apply_one
 from vllm_pp_fixes.commands.installed import version_of
 from vllm_pp_fixes.probes import Tree
 
@@ -194,12 +195,16 @@ def run_unpacked(source: Path, folder: Path) -> tuple[str, dict[str, Any]]:
     name_distribution(root.parent, f"{release}+cpu")
     env = {"PYTHONPATH": str(root.parent)}
     result: dict[str, Any] = {"date": date.today().isoformat(), "vllm_pp_fixes": __version__}
+    result["command"] = "uv run python -m tests.matrix --unpacked PATH"
     result["versions"] = {"vllm": f"{release}, its Python over the binaries of {NEWEST}"}
     result["splits"] = run_tests(python, folder, *STAGES, **FEW, **env)
     result["patches"] = run_tests(python, folder, "tests/patches", **env)
     with patched(python, root, folder) as over:
-        paths = f"{over['PYTHONPATH']}:{root.parent}"
-        result["patched"] = {"splits": run_tests(python, folder, SPLITS, **{**FEW, **over, "PYTHONPATH": paths})}
+        over = {**over, "PYTHONPATH": f"{over['PYTHONPATH']}:{root.parent}"}
+        for path in sorted((ROOT / "patches" / release).glob("*-test.patch")):
+            apply_one(Patch.read(path), folder / "patched")
+        units = run_tests(python, folder, str(folder / "patched" / "tests"), **over)
+        result["patched"] = {"splits": run_tests(python, folder, SPLITS, **FEW, **over), "unit": units}
     return release, result
 
 
@@ -236,52 +241,6 @@ def failed(result: dict[str, Any]) -> bool:
     )
 
 
-def rows(data: dict[str, Any]) -> list[list[str]]:
-    """Return README's table: a row a fault (and runner), a column a release, upstream / ours in each."""
-    releases = sorted(data, key=numbers)
-    table = [["", *releases]]
-    for fault in [fault.id for fault in FAULTS]:
-        for runner in ("", "V2"):
-            row = [_entry(data[release].get("cells", []), fault, runner) for release in releases]
-            if any(entry != "-" for entry in row):
-                table.append([f"{fault}{f' ({runner})' if runner else ''}", *row])
-    table.append(["all stages in one process", *(_count(data[release].get("splits", {})) for release in releases)])
-    patched = [data[release].get("patched", {}) for release in releases]
-    table.append(["`patches/` applied, plugin off: engine", *(_count(each.get("engine", {})) for each in patched)])
-    table.append(["the same, one process", *(_count(each.get("splits", {})) for each in patched)])
-    return table
-
-
-def _count(counts: dict[str, int]) -> str:
-    wrong = counts.get("failed", 0) + counts.get("error", 0)
-    return "-" if not counts else f"{wrong} failed" if wrong else f"{counts['passed']} passed"
-
-
-def _entry(cells: list[dict[str, str]], fault: str, runner: str) -> str:
-    """Say what upstream and ours did in the cells of a fault: the worst of each."""
-
-    def worst(who: str, seen: list[dict[str, str]]) -> str:
-        said = [cell[who] for cell in seen]
-        for word, mark in (("failed", "failed"), ("refused", "stops"), ("wrong", "wrong")):
-            if any(verdict.startswith(word) for verdict in said):
-                return mark
-        return "same"
-
-    seen = [
-        cell for cell in cells if cell["cell"].split(", ")[0] == fault and (", V2" in cell["cell"]) == (runner == "V2")
-    ]
-    return f"{worst('upstream', seen)} / {worst('ours', seen)}" if seen else "-"
-
-
-def table(data: dict[str, Any]) -> str:
-    """Return the table as Markdown."""
-    lines = [f"| {' | '.join(row)} |" for row in rows(data)]
-    return "\n".join([lines[0], "|" + "---|" * len(rows(data)[0]), *lines[1:]])
-
-
-BEGIN, END = "<!-- matrix: written by `python -m tests.matrix --table` -->", "<!-- end of matrix -->"
-
-
 def main() -> int:
     """Run the matrix; return 1 if a release failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
@@ -289,7 +248,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where environments and logs go (default: a temporary one)")
     parser.add_argument("--only", nargs=1, choices=PARTS, help="one part of a run (default: all)")
     parser.add_argument("--unpacked", type=Path, help="folder of an unpacked source distribution of vLLM")
-    parser.add_argument("--table", action="store_true", help="only write README's table")
+    parser.add_argument("--table", action="store_true", help="only write README's tables and the patches' texts")
     arguments = parser.parse_args()
     if unknown := [release for release in arguments.releases if release not in RELEASES]:
         parser.error(f"{', '.join(unknown)}: known are {', '.join(RELEASES)}")
@@ -321,9 +280,8 @@ def main() -> int:
             kept = {name: value for name, value in data.get(release, {}).items() if not itself or name in AFTER}
             data[release] = {**kept, **result}
             DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
-    readme = (ROOT / "README.md").read_text()
-    before, _, rest = readme.partition(BEGIN)
-    (ROOT / "README.md").write_text(f"{before}{BEGIN}\n{table(data)}\n{END}{rest.partition(END)[2]}")
+    for path, text in report.texts(data).items():
+        path.write_text(text)
     return int(broken)
 
 

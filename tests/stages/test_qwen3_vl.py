@@ -52,13 +52,6 @@ def test_factory_declares_shape_dtype_device(build: Build, dtype: torch.dtype) -
             assert not tensor.any()
 
 
-def test_buffers_exist_on_the_first_stage_with_a_tower_only(build: Build) -> None:
-    first, last = (stage.model for stage in build((1, 5)).stages)
-    assert [tuple(buffer.shape) for buffer in first.deepstack_input_embeds] == [(MAX_TOKENS, 64)] * 3
-    assert last.deepstack_input_embeds == []
-    assert not any(getattr(s.model, "deepstack_input_embeds", None) for s in build((1, 5), tower=False).stages)
-
-
 def test_what_a_stage_sends_outlives_its_buffers(build: Build) -> None:
     """A send may still be under way when the next step writes into the buffers."""
     first, middle, _ = build((1, 1, 4)).stages

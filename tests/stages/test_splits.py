@@ -16,7 +16,7 @@ from tests.conftest import Checkpoint
 from tests.installed import FAULTS, right
 from tests.models import OTHERS, ROWS
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, Build, answers, batches, equal, model_class
-from tests.stages.pipeline import RECEIVE, Model, Pipeline, engine_config, splits
+from tests.stages.pipeline import MAX_TOKENS, RECEIVE, Model, Pipeline, engine_config, splits
 from vllm_pp_fixes.deepstack import key
 from vllm_pp_fixes.stages import stages
 
@@ -87,6 +87,16 @@ def test_towers_on_the_first_stage_only(
     tower = last.audio_encoder if family == "moss_audio" else last.visual
     assert isinstance(tower, StageMissingLayer)
     assert key(2) in pipeline.sent[1]
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", OMNI])
+def test_buffers_exist_on_the_first_stage_with_a_tower_only(build: Build, family: str) -> None:
+    first, last = (stage.model for stage in build((1, 5), family=family).stages)
+    assert [tuple(buffer.shape) for buffer in first.deepstack_input_embeds] == [(MAX_TOKENS, 64)] * 3
+    without = [last, *(stage.model for stage in build((1, 5), family=family, tower=False).stages)]
+    assert not any(getattr(model, "deepstack_input_embeds", None) for model in without)
+    if family == OMNI and not right(family):
+        assert build((1, 5), UPSTREAM, family=family).stages[1].model.deepstack_input_embeds
 
 
 @pytest.mark.parametrize("family", FAULTS)

@@ -1,0 +1,126 @@
+"""What `tests/matrix.json` says, in words: README's tables, and in the text of each patch how it was tested."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from vllm_pp_fixes.catalog import FAULTS, numbers
+from vllm_pp_fixes.commands.diff import Patch, patches_of
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- matrix: written by `python -m tests.matrix --table` -->", "<!-- end of matrix -->"
+Cells = list[dict[str, str]]
+
+
+def texts(data: dict[str, Any]) -> dict[Path, str]:
+    """Return the files that say what the data says, and what they must hold."""
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
+    tables = f"{markdown(faults(data))}\n\n{markdown(releases(data))}"
+    files = {readme: f"{before}{BEGIN}\n{tables}\n{END}{rest.partition(END)[2]}"}
+    for release, result in data.items():
+        if "patched" in result:
+            for patch in patches_of(release):
+                path = patch.path.with_suffix(".md")
+                files[path] = _with_section(path.read_text(), tested(release, result, patch))
+    return files
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """Return a table as Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def faults(data: dict[str, Any]) -> list[list[str]]:
+    """Return README's first table: a row a fault (and runner), a column a release, upstream / ours in each."""
+    engine = [release for release in sorted(data, key=numbers) if "cells" in data[release]]
+    table = [["", *engine]]
+    for fault in FAULTS:
+        for v2 in (False, True):
+            row = [_entry(_cells(data[release]["cells"], fault.id, v2)) for release in engine]
+            if any(entry != "-" for entry in row):
+                table.append([f"{fault.id}{' (V2)' if v2 else ''}", *row])
+    return table
+
+
+def releases(data: dict[str, Any]) -> list[list[str]]:
+    """Return README's second table: a row a release, how many tests passed in each kind."""
+    kinds = ("engine cells", "one process", "patches apply", "patched: engine cells", "patched: one process")
+    table = [["", "when", *kinds]]
+    for release in sorted(data, key=numbers):
+        result = data[release]
+        table.append(
+            [
+                release,
+                result["date"],
+                *(_count(result.get(name)) for name in ("engine", "splits", "patches")),
+                *(_count(result.get("patched", {}).get(name)) for name in ("engine", "splits")),
+            ]
+        )
+    return table
+
+
+def tested(release: str, result: dict[str, Any], patch: Patch) -> str:
+    """Return the section of a patch's text that says how it was tested."""
+    after = result["patched"]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(result["versions"].items()))
+    command = result.get("command", f"uv run python -m tests.matrix {release}")
+    said = [
+        "In the repository that carries this patch, with that repository's own plugin off, on the CPU, with tiny "
+        f"checkpoints (random weights, float32): `{command}`, {result['date']}, {versions}.",
+        "- The patches of this release in order, and each alone after what it requires, with `git apply` and "
+        f"`patch -p1`; the result compiles: {_count(result.get('patches'))}.",
+        "- All of them applied, all stages of the models in one process: 1+5, 2+4, 1+1+4 and six stages of 6 layers, "
+        "with and without towers, the copy rules of both model runners; equal to one stage to the last bit, what is "
+        "sent is what is declared, and buffers are where they are used: " + _count(after.get("splits")) + ".",
+    ]
+    if "unit" in after:
+        said.append(
+            f"- The unit tests that the `-test.patch` files bring, on the patched tree: {_count(after['unit'])}."
+        )
+    cells = _cells(result.get("cells", []), patch.fault)
+    then = {cell["cell"]: cell["ours"] for cell in after.get("cells", [])}
+    shown = [cell for cell in cells if cell["cell"] in then]
+    if shown:
+        said.append(
+            "- The real engine, the release as it is -> with all patches applied, against one stage of the release as "
+            "it is, run eagerly (`same`: same tokens, log-probabilities within 1e-4):"
+        )
+    lines = [textwrap.fill(line, 119, subsequent_indent="  " if line[0] == "-" else "") for line in said]
+    width = max((len(cell["cell"]) for cell in shown), default=0)
+    rows = [f"      {each['cell']:{width}}  {each['upstream']}  ->  {then[each['cell']]}" for each in shown]
+    return "\n".join([lines[0], "", *lines[1:], *([""] if rows else []), *rows])
+
+
+def _with_section(text: str, section: str) -> str:
+    """Return a patch's text with the section that says how it was tested."""
+    return re.sub(r"(?s)(?<=\n## How it was tested\n\n).*?(?=\n\n## )", lambda _: section, text, count=1)
+
+
+def _cells(cells: Cells, fault: str, v2: bool | None = None) -> Cells:
+    """Return the cells of a fault: under runner V2, under V1, or both."""
+    named = [cell for cell in cells if cell["cell"].split(", ")[0] == fault]
+    return [cell for cell in named if v2 is None or (", V2" in cell["cell"]) == v2]
+
+
+def _count(counts: dict[str, int] | None) -> str:
+    if not counts:
+        return "-"
+    wrong = counts.get("failed", 0) + counts.get("error", 0)
+    return f"{wrong} failed" if wrong else f"{counts['passed']} passed"
+
+
+def _entry(cells: Cells) -> str:
+    """Say what upstream and ours did in some cells: the worst of each."""
+
+    def worst(who: str) -> str:
+        for word, mark in (("failed", "failed"), ("refused", "stops"), ("wrong", "wrong")):
+            if any(cell[who].startswith(word) for cell in cells):
+                return mark
+        return "same"
+
+    return f"{worst('upstream')} / {worst('ours')}" if cells else "-"
