@@ -246,12 +246,12 @@ def read() -> dict[str, Any]:
 
 
 def keep(release: str, result: dict[str, Any], parts: Sequence[str] = PARTS) -> None:
-    """Print a release's result and put it into the data, into which another run may have written meanwhile."""
-    print(release, {name: value for name, value in result.items() if name not in ("cells", "versions")}, flush=True)
+    """Put a release's result into the data, into which another run may have written meanwhile, and print it."""
     data = read()
     kept = {name: value for name, value in data.get(release, {}).items() if "itself" not in parts or name in AFTER}
     data[release] = {**kept, **result}
     DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+    print(report.markdown(report.releases({release: data[release]})), flush=True)
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ def texts(data: dict[str, Any]) -> dict[Path, str]:
     tables = f"{markdown(faults(data))}\n\n{markdown(releases(data))}"
     files = {readme: f"{before}{BEGIN}\n{tables}\n{END}{rest.partition(END)[2]}"}
     for release, result in data.items():
-        if "patched" in result:
+        if "patched" in result and "versions" in result:
             for patch in patches_of(release):
                 path = patch.path.with_suffix(".md")
                 files[path] = _with_section(path.read_text(), tested(release, result, patch))
@@ -56,7 +56,7 @@ def releases(data: dict[str, Any]) -> list[list[str]]:
         table.append(
             [
                 release,
-                result["date"],
+                result.get("date", "-"),
                 *(_count(result.get(name)) for name in ("engine", "splits", "patches")),
                 *(_count(result.get("patched", {}).get(name)) for name in ("engine", "splits")),
             ]
