@@ -56,7 +56,7 @@ def range_warning(version: str) -> str:
     if release < numbers(OLDEST):
         return f"vLLM {version} is older than {OLDEST}, which the drop-ins begin with: the plugin does nothing here"
     if release > numbers(TESTED):
-        known = " (its sources were read and probed)" if release <= numbers(NEWEST) else ""
+        known = f" (its sources were probed, and ran over {TESTED}'s binaries)" if release <= numbers(NEWEST) else ""
         return f"not tested with this release{known}: tested are {OLDEST} to {TESTED}; the probes decide"
     return ""
 
