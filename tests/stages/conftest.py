@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import Checkpoint, edited
+from tests.installed import FAULTS
 from tests.models import ROWS
 from tests.stages.pipeline import (
     Batch,
@@ -24,6 +25,7 @@ LAYERS = 6
 UPSTREAM, OURS = "vllm.model_executor.models", "vllm_pp_fixes.models"
 
 Build = Callable[..., Pipeline]
+OneStage = Callable[..., list[torch.Tensor]]
 
 
 def model_class(family: str, package: str) -> type:
@@ -75,3 +77,15 @@ def build(checkpoint: Checkpoint) -> Build:
         return Pipeline([model(package, family, tower, split, rank, made) for rank in range(len(split))])
 
     return pipeline
+
+
+@pytest.fixture(scope="session")
+def one_stage(build: Build) -> OneStage:
+    """What one stage of upstream's class answers; of the drop-in where upstream does not start without a tower."""
+
+    @cache
+    def answer(family: str, tower: bool, sizes: tuple[tuple[str, int], ...]) -> list[torch.Tensor]:
+        package = OURS if not tower and {"moss-audio-off", "buffers-on-meta"} & FAULTS[family] else UPSTREAM
+        return answers(build((LAYERS,), package, family, tower=tower, **dict(sizes)), batches(family, tower))
+
+    return lambda family, tower=True, **sizes: answer(family, tower, tuple(sorted(sizes.items())))

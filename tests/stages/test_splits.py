@@ -15,7 +15,7 @@ from vllm.model_executor.models.utils import StageMissingLayer
 from tests.conftest import Checkpoint
 from tests.installed import FAULTS, right
 from tests.models import OTHERS, ROWS
-from tests.stages.conftest import LAYERS, OURS, UPSTREAM, Build, answers, batches, equal, model_class
+from tests.stages.conftest import LAYERS, OURS, UPSTREAM, Build, OneStage, answers, batches, equal, model_class
 from tests.stages.pipeline import MAX_TOKENS, RECEIVE, Model, Pipeline, engine_config, splits
 from vllm_pp_fixes.deepstack import key
 from vllm_pp_fixes.stages import stages
@@ -47,14 +47,16 @@ def levels(family: str, tower: bool, sizes: dict[str, int]) -> int:
 @pytest.mark.parametrize(("family", "tower", "sizes"), CASES, ids=case_id)
 @pytest.mark.parametrize("split", SPLITS, ids=case_id)
 def test_every_split_answers_as_one_stage(
-    build: Build, split: tuple[int, ...], family: str, tower: bool, sizes: dict[str, int], runner: str
+    build: Build,
+    one_stage: OneStage,
+    split: tuple[int, ...],
+    family: str,
+    tower: bool,
+    sizes: dict[str, int],
+    runner: str,
 ) -> None:
-    asked = batches(family, tower)
-    # Where upstream does not start without a tower its drop-in at one stage stands in.
-    package = () if not tower and {"moss-audio-off", "buffers-on-meta"} & FAULTS[family] else (UPSTREAM,)
-    reference = answers(build((LAYERS,), *package, family=family, tower=tower, **sizes), asked)
     pipeline = build(split, family=family, tower=tower, **sizes)
-    assert equal(answers(pipeline, asked, runner), reference)
+    assert equal(answers(pipeline, batches(family, tower), runner), one_stage(family, tower, **sizes))
     expected = stages(split, levels(family, tower, sizes))
     for sent, stage, receiver in zip(pipeline.sent, pipeline.stages[1:], expected[1:], strict=True):
         assert set(sent) == set(stage.buffers.tensors) == {"hidden_states", "residual", *map(key, receiver.received)}
@@ -62,7 +64,7 @@ def test_every_split_answers_as_one_stage(
 
 @pytest.mark.parametrize("family", [family for family in FAULTS if ROWS[family].no_tower])
 def test_towers_on_the_first_stage_only(
-    build: Build, checkpoint: Checkpoint, family: str, monkeypatch: pytest.MonkeyPatch
+    one_stage: OneStage, checkpoint: Checkpoint, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From 0.33 on, runner V2 skips the towers of later stages: a missing tower there does not mean no levels."""
     if right(family) and "is_first_rank" not in inspect.getsource(SupportsMultiModal):
@@ -77,12 +79,11 @@ def test_towers_on_the_first_stage_only(
     def mark_on_first(self, vllm_config, modalities, **more):
         return mark(self, vllm_config if get_pp_group().is_first_rank else left_out, modalities, **more)
 
-    asked = batches(family)
-    reference = answers(build((LAYERS,), UPSTREAM, family=family), asked)
+    reference = one_stage(family)
     monkeypatch.setattr(SupportsMultiModal, "_mark_tower_model", mark_on_first)
     config, cls = engine_config(str(checkpoint(family))), model_class(family, OURS)
     pipeline = Pipeline([Model(cls, config, (1, 1, 4), rank) for rank in range(3)])
-    assert equal(answers(pipeline, asked), reference)
+    assert equal(answers(pipeline, batches(family)), reference)
     last = pipeline.stages[2].model
     tower = last.audio_encoder if family == "moss_audio" else last.visual
     assert isinstance(tower, StageMissingLayer)
@@ -100,9 +101,10 @@ def test_buffers_exist_on_the_first_stage_with_a_tower_only(build: Build, family
 
 
 @pytest.mark.parametrize("family", FAULTS)
-def test_a_lost_tensor_would_be_noticed(build: Build, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_tensor_would_be_noticed(
+    build: Build, one_stage: OneStage, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row, asked = ROWS[family], batches(family)
-    reference = answers(build((LAYERS,), UPSTREAM, family=family), asked)
     copy = RECEIVE["V1"]
 
     def lose(buffers, sent, tokens):
@@ -110,17 +112,15 @@ def test_a_lost_tensor_would_be_noticed(build: Build, family: str, monkeypatch: 
 
     monkeypatch.setitem(RECEIVE, "V1", lose)
     lost = answers(build((1, 5), family=family), asked)
-    differs = [(a - b).abs().max().item() > 0.1 for a, b in zip(lost, reference, strict=True)]
+    differs = [(a - b).abs().max().item() > 0.1 for a, b in zip(lost, one_stage(family), strict=True)]
     # A lost level is felt where there are media, a lost residual everywhere.
     assert differs == [bool(batch.media) or not row.no_tower for batch in asked]
 
 
 @pytest.mark.skipif(right(OMNI), reason="cured in this tree")
-def test_omni_upstream_drops_levels(build: Build) -> None:
-    asked = batches(OMNI)
-    theirs = answers(build((1, 5), UPSTREAM, family=OMNI), asked)
-    reference = answers(build((LAYERS,), UPSTREAM, family=OMNI), asked)
-    assert (theirs[0] - reference[0]).abs().max() > 0.1
+def test_omni_upstream_drops_levels(build: Build, one_stage: OneStage) -> None:
+    theirs = answers(build((1, 5), UPSTREAM, family=OMNI), batches(OMNI))
+    assert (theirs[0] - one_stage(OMNI)[0]).abs().max() > 0.1
 
 
 @pytest.mark.skipif(right("qwen3_vl"), reason="cured in this tree")
