@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from vllm_pp_fixes.commands.checkpoint import tiny
+from vllm_pp_fixes.demo.examples import tiny
 
 Checkpoint = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """Give the folder of a tiny checkpoint of a family; each is made once a session."""
+    """Give the folder of a tiny checkpoint of a model_type; each is made once a session."""
     return partial(tiny, folder=tmp_path_factory.mktemp("checkpoints"))
 
 

@@ -6,16 +6,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.models import ROWS
-from vllm_pp_fixes.probes import Tree, present
+from vllm_pp_fixes.faults import present
+from vllm_pp_fixes.source import Tree
 
 _spec = find_spec("vllm")
 assert _spec is not None
 assert _spec.origin is not None
 TREE = Tree(Path(_spec.origin).parent)
-FAULTS: dict[str, set[str]] = {family: set(present(TREE, family)) for family in ROWS if TREE.has(family)}
-"""Faults of each family's model; families that this release does not have are not in it."""
+FAULTS = {model_type: {fault.id for fault in present(TREE, model_type)} for model_type in ROWS if TREE.has(model_type)}
+"""Ids of the faults of each model under test; models that this release does not have are not in it."""
 
 
-def right(family: str) -> bool:
+def right(model_type: str) -> bool:
     """Whether the drop-in is upstream's own class."""
-    return not FAULTS[family]
+    return not FAULTS[model_type]

@@ -3,7 +3,7 @@
     uv run python -m tests.matrix                  # every release that is not in tests/matrix.json yet
     uv run python -m tests.matrix 0.21.0 0.29.0    # these, again
     uv run python -m tests.matrix --unpacked PATH  # a newer release's source distribution over the newest binaries
-    uv run python -m tests.matrix --table          # write README's tables and the patches' texts from tests/matrix.json
+    uv run python -m tests.matrix --table          # write the tables and texts that are made of data
 
 An environment takes half a minute (uv links what it has), and is removed when its release is done. A run that is
 stopped goes on with the release that it was at.
@@ -29,9 +29,9 @@ from typing import Any
 from tests import report
 from tests.unit.conftest import name_distribution
 from vllm_pp_fixes import __version__
-from vllm_pp_fixes.commands.diff import Patch, apply_one
-from vllm_pp_fixes.commands.installed import version_of
-from vllm_pp_fixes.probes import Tree
+from vllm_pp_fixes.cli.diff import Patch, apply_one
+from vllm_pp_fixes.cli.installed import version_of
+from vllm_pp_fixes.source import Tree
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "matrix.json"
@@ -261,7 +261,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where environments and logs go (default: a temporary one)")
     parser.add_argument("--only", nargs=1, choices=PARTS, help="one part of a run (default: all)")
     parser.add_argument("--unpacked", type=Path, help="folder of an unpacked source distribution of vLLM")
-    parser.add_argument("--table", action="store_true", help="only write README's tables and the patches' texts")
+    parser.add_argument("--table", action="store_true", help="only write the tables and texts that are made of data")
     arguments = parser.parse_args()
     if unknown := [release for release in arguments.releases if release not in RELEASES]:
         parser.error(f"{', '.join(unknown)}: known are {', '.join(RELEASES)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_pp_fixes.commands.families import FAMILIES
+from vllm_pp_fixes.demo.examples import EXAMPLES
 
 NO_VISION = {"image": 0, "video": 0}
 
@@ -14,7 +14,7 @@ NO_VISION = {"image": 0, "video": 0}
 class Row:
     """One model: how its tower is left out, and what upstream does with it."""
 
-    family: str
+    model_type: str
     class_name: str
     no_tower: dict[str, int] = field(default_factory=dict)
     """`--limit-mm-per-prompt` that leaves out the tower that gives levels; empty where there is none."""
@@ -29,10 +29,10 @@ class Row:
     @property
     def asked(self) -> list[list[str]]:
         """Text, media, text without payload after it, all at once, what the prefix cache holds, and text again."""
-        family = FAMILIES[self.family]
-        media = family.media
+        model_type = EXAMPLES[self.model_type]
+        media = model_type.media
         mixed = [["text"], [media[0]], ["text2"], ["text", *media], [media[-1]]]
-        return [*mixed, *([name] for name in family.alone), *self.text]
+        return [*mixed, *([name] for name in model_type.alone), *self.text]
 
     @property
     def text(self) -> list[list[str]]:
@@ -45,7 +45,7 @@ class Row:
 
 
 ROWS = {
-    row.family: row
+    row.model_type: row
     for row in (
         Row("qwen3_vl", "Qwen3VLForConditionalGeneration", NO_VISION, upstream_splits=((), (3, 3))),
         Row("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", NO_VISION, upstream_splits=((3, 3),)),
@@ -60,4 +60,4 @@ ROWS = {
         Row("step3_text", "Step3TextForCausalLM", upstream_splits=((1, 5),), levels=0, lost="residual"),
     )
 }
-OTHERS = [family for family in ROWS if family != "qwen3_vl"]
+OTHERS = [model_type for model_type in ROWS if model_type != "qwen3_vl"]

@@ -1,4 +1,7 @@
-"""What `tests/matrix.json` says, in words: README's tables, and in the text of each patch how it was tested."""
+"""What is written from data: the tables of README and `docs/`, and in the text of each patch how it was tested.
+
+The data are the faults, the registry of the drop-ins and `tests/matrix.json`.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,24 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from vllm_pp_fixes.catalog import FAULTS, numbers
-from vllm_pp_fixes.commands.diff import Patch, patches_of
+from vllm_pp_fixes.cli.diff import Patch, patches_of
+from vllm_pp_fixes.faults import FAULTS
+from vllm_pp_fixes.registry import MODELS, UNTOUCHED
+from vllm_pp_fixes.releases import numbers
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- matrix: written by `python -m tests.matrix --table` -->", "<!-- end of matrix -->"
+BEGIN, END = "<!-- written by `python -m tests.matrix --table` -->", "<!-- end of what is written -->"
 Cells = list[dict[str, str]]
 
 
 def texts(data: dict[str, Any]) -> dict[Path, str]:
     """Return the files that say what the data says, and what they must hold."""
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    tables = f"{markdown(faults(data))}\n\n{markdown(releases(data))}"
-    files = {readme: f"{before}{BEGIN}\n{tables}\n{END}{rest.partition(END)[2]}"}
+    tables = {
+        ROOT / "README.md": markdown(models()),
+        ROOT / "docs" / "faults.md": fault_page(),
+        ROOT / "docs" / "verification.md": f"{markdown(matrix(data))}\n\n{markdown(releases(data))}",
+    }
+    files = {path: _between_marks(path.read_text(), text) for path, text in tables.items()}
     for release, result in data.items():
         if "patched" in result and "versions" in result:
             for patch in patches_of(release):
@@ -35,8 +42,44 @@ def markdown(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-def faults(data: dict[str, Any]) -> list[list[str]]:
-    """Return README's first table: a row a fault (and runner), a column a release, upstream / ours in each."""
+def _between_marks(text: str, written: str) -> str:
+    """Return a page with what stands between its marks written anew."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{written}\n{END}{rest.partition(END)[2]}"
+
+
+def models() -> list[list[str]]:
+    """Return README's table of the drop-ins: a row a model."""
+    table = [["module", "architectures", "class"]]
+    for module, model in MODELS.items():
+        table.append([module, ", ".join(model.architectures), f"`vllm_pp_fixes.models.{module}.{model.class_name}`"])
+    return table
+
+
+def fault_page() -> str:
+    """Return what `docs/faults.md` says of the faults, and of the architectures that are left alone."""
+    table = [["fault", "effect", "models", "releases", "what you meet", "upstream", "what is done here", "until"]]
+    rests = [["fault", "function of upstream's", "what is assumed of it"]]
+    for fault in FAULTS:
+        row = [fault.id, fault.effect, ", ".join(fault.models), fault.releases, fault.symptom, fault.upstream]
+        table.append([*row, fault.remedy, fault.until])
+        rests.extend([fault.id, f"`{path}`", assumed] for path, assumed in fault.rests_on.items())
+    left = [["architecture", "why"], *([architecture, why] for architecture, why in UNTOUCHED.items())]
+    return "\n\n".join(
+        (
+            markdown(table),
+            "## What each cure rests on",
+            "A path leads to the function from the model, or from `vllm_config`.",
+            markdown(rests),
+            "## Left alone",
+            "Architectures that inherit from or build one of these models, and need nothing from here:",
+            markdown(left),
+        )
+    )
+
+
+def matrix(data: dict[str, Any]) -> list[list[str]]:
+    """Return the first table of the matrix: a row a fault (and runner), a column a release, upstream / ours in each."""
     engine = [release for release in sorted(data, key=numbers) if "cells" in data[release]]
     table = [["", *engine]]
     for fault in FAULTS:
@@ -48,7 +91,7 @@ def faults(data: dict[str, Any]) -> list[list[str]]:
 
 
 def releases(data: dict[str, Any]) -> list[list[str]]:
-    """Return README's second table: a row a release, how many tests passed in each kind."""
+    """Return the second table of the matrix: a row a release, how many tests passed in each kind."""
     kinds = ("engine cells", "one process", "patches apply", "patched: engine cells", "patched: one process")
     table = [["", "when", *kinds]]
     for release in sorted(data, key=numbers):

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .catalog import MODELS, OLDEST, numbers
+from .registry import MODELS
+from .releases import OLDEST, too_old
 
 # vLLM configures only the loggers below its own name.
 logger = logging.getLogger("vllm.vllm_pp_fixes.plugin")
@@ -47,9 +48,10 @@ def _register() -> None:
 
     force = os.environ.get("VLLM_PP_FIXES_FORCE", "") == "1"
     for model in models:
-        for architecture, class_name in MODELS[model].items():
+        class_name = MODELS[model].class_name
+        for architecture in MODELS[model].architectures:
             entry = ModelRegistry.models.get(architecture)
-            owner, found = _origin(entry)
+            owner, found = origin(entry)
             if entry is None or _inside(owner, __package__):
                 continue  # this release does not have the model, or a plugin function ran twice
             if _inside(owner, "vllm") and (owner, found) != (f"{UPSTREAM}.{model}", class_name):
@@ -124,12 +126,7 @@ def _warn(message: str, *values: object) -> None:
         logger.warning(message, *values)
 
 
-def too_old(version: str) -> bool:
-    """Tell whether `version` is a vLLM release older than the oldest that the drop-ins were made for."""
-    return numbers("") < numbers(version) < numbers(OLDEST)
-
-
-def _origin(entry: Any) -> tuple[str, str]:
+def origin(entry: Any) -> tuple[str, str]:
     """Return module and name of a registry entry's class; an entry is lazy (has the names) or has the class."""
     if (cls := getattr(entry, "model_cls", None)) is not None:
         return cls.__module__, cls.__name__

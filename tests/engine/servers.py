@@ -20,8 +20,8 @@ from typing import Any
 import openai
 
 from tests.unit.conftest import name_distribution
-from vllm_pp_fixes.commands.engine import ENGINE_ENV
-from vllm_pp_fixes.commands.families import picture
+from vllm_pp_fixes.demo.engine import ENGINE_ENV
+from vllm_pp_fixes.demo.prompts import picture
 
 TIMEOUT = 900
 

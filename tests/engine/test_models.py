@@ -25,53 +25,57 @@ from tests.engine.cells import (
 )
 from tests.engine.conftest import Reference
 from tests.models import OTHERS, ROWS
-from vllm_pp_fixes.commands.warm import Warm
+from vllm_pp_fixes.demo.forkserver import ForkServer
 
 OMNI, MOSS = "qwen3_omni_moe_thinker", "moss_audio"
 RIGHT_UPSTREAM = {"step3_text"}
-SPLITS = [(family, split) for family in OTHERS for split in ((1, 5), (1, 1, 4))]
+SPLITS = [(model_type, split) for model_type in OTHERS for split in ((1, 5), (1, 1, 4))]
 MORE_SPLITS = [(OMNI, (2, 4)), (OMNI, (1,) * 6)]
 
 
-@pytest.mark.parametrize(("family", "split"), [*SPLITS, *MORE_SPLITS])
-def test_split(warm: Warm, checkpoint: Checkpoint, reference: Reference, family: str, split: tuple[int, ...]) -> None:
-    outcome = warm.run(cell(checkpoint(family), *split, family=family))
-    assert_same(outcome, reference(family))
-    assert len(log_lines(outcome.log)) == (0 if family in RIGHT_UPSTREAM else len(split))
+@pytest.mark.parametrize(("model_type", "split"), [*SPLITS, *MORE_SPLITS])
+def test_split(
+    engines: ForkServer, checkpoint: Checkpoint, reference: Reference, model_type: str, split: tuple[int, ...]
+) -> None:
+    outcome = engines.run(cell(checkpoint(model_type), *split, model_type=model_type))
+    assert_same(outcome, reference(model_type))
+    assert len(log_lines(outcome.log)) == (0 if model_type in RIGHT_UPSTREAM else len(split))
 
 
-@pytest.mark.parametrize(("family", "split"), SPLITS)
-def test_v2(warm_v2: Warm, checkpoint: Checkpoint, reference: Reference, family: str, split: tuple[int, ...]) -> None:
-    outcome = warm_v2.run(cell(checkpoint(family), *split, family=family, **EAGER))
+@pytest.mark.parametrize(("model_type", "split"), SPLITS)
+def test_v2(
+    engines_v2: ForkServer, checkpoint: Checkpoint, reference: Reference, model_type: str, split: tuple[int, ...]
+) -> None:
+    outcome = engines_v2.run(cell(checkpoint(model_type), *split, model_type=model_type, **EAGER))
     assert "Using V2 Model Runner" in outcome.log
-    assert_same(outcome, reference(family))
+    assert_same(outcome, reference(model_type))
 
 
-@pytest.mark.parametrize("family", OTHERS)
-def test_compiled(warm: Warm, checkpoint: Checkpoint, reference: Reference, family: str) -> None:
-    engine = DEFAULT_COMPILE if family == MOSS else TRACE_ONCE
-    assert_same(warm.run(cell(checkpoint(family), 1, 5, family=family, **engine)), reference(family))
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_compiled(engines: ForkServer, checkpoint: Checkpoint, reference: Reference, model_type: str) -> None:
+    engine = DEFAULT_COMPILE if model_type == MOSS else TRACE_ONCE
+    assert_same(engines.run(cell(checkpoint(model_type), 1, 5, model_type=model_type, **engine)), reference(model_type))
 
 
-@pytest.mark.parametrize("family", OTHERS)
+@pytest.mark.parametrize("model_type", OTHERS)
 def test_piecewise_after_upstream(
-    warm: Warm, checkpoint: Checkpoint, reference: Reference, cache: Path, family: str
+    engines: ForkServer, checkpoint: Checkpoint, reference: Reference, cache: Path, model_type: str
 ) -> None:
     """On one cache and one split: upstream, whose graph may be wrong, then ours, which compiles its own."""
-    model, split = checkpoint(family), ROWS[family].upstream_splits[0]
-    theirs = warm.run(piecewise(model, cache, *split, family=family, env=UPSTREAM))
-    if family in (OMNI, MOSS):
-        assert_wrong(theirs, reference(family))
+    model, split = checkpoint(model_type), ROWS[model_type].upstream_splits[0]
+    theirs = engines.run(piecewise(model, cache, *split, model_type=model_type, env=UPSTREAM))
+    if model_type in (OMNI, MOSS):
+        assert_wrong(theirs, reference(model_type))
     else:
-        assert_same(theirs, reference(family))
-    ours = warm.run(piecewise(model, cache, *split, family=family))
-    assert_same(ours, reference(family))
-    assert (LOADED in ours.log) == (family in RIGHT_UPSTREAM)
+        assert_same(theirs, reference(model_type))
+    ours = engines.run(piecewise(model, cache, *split, model_type=model_type))
+    assert_same(ours, reference(model_type))
+    assert (LOADED in ours.log) == (model_type in RIGHT_UPSTREAM)
 
 
-@pytest.mark.parametrize("family", [family for family in OTHERS if ROWS[family].no_tower])
-def test_no_tower(warm: Warm, checkpoint: Checkpoint, reference: Reference, family: str) -> None:
-    row = ROWS[family]
+@pytest.mark.parametrize("model_type", [model_type for model_type in OTHERS if ROWS[model_type].no_tower])
+def test_no_tower(engines: ForkServer, checkpoint: Checkpoint, reference: Reference, model_type: str) -> None:
+    row = ROWS[model_type]
     asked = [*row.text, *([name] for name in row.left)]
-    outcome = warm.run(cell(checkpoint(family), 1, 5, family=family, batches=asked, **row.without_tower))
-    assert_same(outcome, part_of(reference(family), row.asked, asked))
+    outcome = engines.run(cell(checkpoint(model_type), 1, 5, model_type=model_type, batches=asked, **row.without_tower))
+    assert_same(outcome, part_of(reference(model_type), row.asked, asked))

@@ -20,7 +20,7 @@ from tests.engine.cells import (
     piecewise,
 )
 from tests.models import ROWS
-from vllm_pp_fixes.commands.warm import Warm
+from vllm_pp_fixes.demo.forkserver import ForkServer
 
 ROW = ROWS["qwen3_vl"]
 NO_TOWER = ROW.without_tower
@@ -32,65 +32,65 @@ def text_alone(one_stage: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("split", [(1, 5), (1, 1, 4)])
-def test_split(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], split: tuple[int, ...]) -> None:
-    outcome = warm.run(cell(qwen3_vl, *split))
+def test_split(engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], split: tuple[int, ...]) -> None:
+    outcome = engines.run(cell(qwen3_vl, *split))
     assert_same(outcome, one_stage, tolerance=0)
     assert len(log_lines(outcome.log)) == len(split), "one line a process that serves"
 
 
-def test_disabled_upstream_refuses(warm: Warm, qwen3_vl: Path) -> None:
-    outcome = warm.run(cell(qwen3_vl, 1, 5, env=UPSTREAM))
+def test_disabled_upstream_refuses(engines: ForkServer, qwen3_vl: Path) -> None:
+    outcome = engines.run(cell(qwen3_vl, 1, 5, env=UPSTREAM))
     assert outcome.result is None
     assert REFUSAL in outcome.log
     assert not log_lines(outcome.log)
 
 
-def test_no_tower(warm: Warm, qwen3_vl: Path, text_alone: dict[str, Any]) -> None:
-    assert_same(warm.run(cell(qwen3_vl, 1, 5, batches=ROW.text, **NO_TOWER)), text_alone)
+def test_no_tower(engines: ForkServer, qwen3_vl: Path, text_alone: dict[str, Any]) -> None:
+    assert_same(engines.run(cell(qwen3_vl, 1, 5, batches=ROW.text, **NO_TOWER)), text_alone)
 
 
-def test_compiled(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any]) -> None:
-    assert_same(warm.run(cell(qwen3_vl, 1, 5, **DEFAULT_COMPILE)), one_stage)
+def test_compiled(engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any]) -> None:
+    assert_same(engines.run(cell(qwen3_vl, 1, 5, **DEFAULT_COMPILE)), one_stage)
 
 
 @pytest.mark.parametrize("mode", ["weights", "data"])
-def test_tensor_parallel(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], mode: str) -> None:
-    outcome = warm.run(cell(qwen3_vl, 1, 5, tensor_parallel_size=2, mm_encoder_tp_mode=mode))
+def test_tensor_parallel(engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], mode: str) -> None:
+    outcome = engines.run(cell(qwen3_vl, 1, 5, tensor_parallel_size=2, mm_encoder_tp_mode=mode))
     assert_same(outcome, one_stage)
 
 
 def test_piecewise_cold_warm_and_towers(
-    warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], text_alone: dict[str, Any], cache: Path
+    engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], text_alone: dict[str, Any], cache: Path
 ) -> None:
     """On one cache: towers off, then on (a graph of its own), then on again (loads that graph)."""
-    assert_same(warm.run(piecewise(qwen3_vl, cache, 1, 5, batches=ROW.text, **NO_TOWER)), text_alone)
-    assert_same(warm.run(piecewise(qwen3_vl, cache, 1, 5)), one_stage)
-    again = warm.run(piecewise(qwen3_vl, cache, 1, 5))
+    assert_same(engines.run(piecewise(qwen3_vl, cache, 1, 5, batches=ROW.text, **NO_TOWER)), text_alone)
+    assert_same(engines.run(piecewise(qwen3_vl, cache, 1, 5)), one_stage)
+    again = engines.run(piecewise(qwen3_vl, cache, 1, 5))
     assert_same(again, one_stage)
     assert again.log.count(LOADED) == 2, "each stage loads the graph that the same start made"
 
 
-def test_piecewise_after_upstream(warm: Warm, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
+def test_piecewise_after_upstream(engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
     """On one cache: upstream with towers, upstream without (loads the wrong graph), ours (compiles its own)."""
-    assert_same(warm.run(piecewise(qwen3_vl, cache, env=UPSTREAM)), one_stage)
-    wrong = warm.run(piecewise(qwen3_vl, cache, env=UPSTREAM, batches=ROW.text, **NO_TOWER))
+    assert_same(engines.run(piecewise(qwen3_vl, cache, env=UPSTREAM)), one_stage)
+    wrong = engines.run(piecewise(qwen3_vl, cache, env=UPSTREAM, batches=ROW.text, **NO_TOWER))
     assert LOADED in wrong.log
     assert wrong.result is None, "upstream's compile-cache-shared is gone: is the cure still needed?"
-    ours = warm.run(piecewise(qwen3_vl, cache))
+    ours = engines.run(piecewise(qwen3_vl, cache))
     assert_same(ours, one_stage)
     assert LOADED not in ours.log
 
 
 @pytest.mark.parametrize("engine", [EAGER, DEFAULT_COMPILE], ids=["eager", "compiled"])
-def test_v2(warm_v2: Warm, qwen3_vl: Path, one_stage: dict[str, Any], engine: dict[str, Any]) -> None:
-    outcome = warm_v2.run(cell(qwen3_vl, 1, 5, **engine))
+def test_v2(engines_v2: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], engine: dict[str, Any]) -> None:
+    outcome = engines_v2.run(cell(qwen3_vl, 1, 5, **engine))
     assert "Using V2 Model Runner" in outcome.log
     assert_same(outcome, one_stage)
 
 
-def test_v2_piecewise(warm_v2: Warm, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
+def test_v2_piecewise(engines_v2: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
     for loaded in (0, 3):
-        outcome = warm_v2.run(piecewise(qwen3_vl, cache, 1, 1, 4))
+        outcome = engines_v2.run(piecewise(qwen3_vl, cache, 1, 1, 4))
         assert "Using V2 Model Runner" in outcome.log
         assert outcome.log.count(LOADED) == loaded
         assert_same(outcome, one_stage)

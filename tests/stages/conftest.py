@@ -28,16 +28,16 @@ Build = Callable[..., Pipeline]
 OneStage = Callable[..., list[torch.Tensor]]
 
 
-def model_class(family: str, package: str) -> type:
-    return getattr(import_module(f"{package}.{family}"), ROWS[family].class_name)
+def model_class(model_type: str, package: str) -> type:
+    return getattr(import_module(f"{package}.{model_type}"), ROWS[model_type].class_name)
 
 
-def batches(family: str, tower: bool = True) -> list[Batch]:
+def batches(model_type: str, tower: bool = True) -> list[Batch]:
     """With media, without (shorter and longer: stale levels would show), with others."""
     short, long = text_batch(12, 2), text_batch(60, 3)
-    if not tower or not ROWS[family].no_tower:
+    if not tower or not ROWS[model_type].no_tower:
         return [long, short]
-    if family == "moss_audio":
+    if model_type == "moss_audio":
         return [sound_batch(1, 100), short, long, sound_batch(4, 203), sound_batch(5, 41)]
     return [picture_batch(1), short, long, picture_batch(4, 64, 128), picture_batch(5, 32, 32)]
 
@@ -57,24 +57,29 @@ def build(checkpoint: Checkpoint) -> Build:
 
     @cache
     def model(
-        package: str, family: str, tower: bool, split: tuple[int, ...], rank: int, sizes: tuple[tuple[str, int], ...]
+        package: str,
+        model_type: str,
+        tower: bool,
+        split: tuple[int, ...],
+        rank: int,
+        sizes: tuple[tuple[str, int], ...],
     ) -> Model:
-        folder = checkpoint(family, **dict(sizes))
+        folder = checkpoint(model_type, **dict(sizes))
         if package == UPSTREAM:
             folder = edited(folder)
-        config = engine_config(str(folder), None if tower else ROWS[family].no_tower)
-        return Model(model_class(family, package), config, split, rank)
+        config = engine_config(str(folder), None if tower else ROWS[model_type].no_tower)
+        return Model(model_class(model_type, package), config, split, rank)
 
     def pipeline(
         split: tuple[int, ...] = (LAYERS,),
         package: str = OURS,
-        family: str = "qwen3_vl",
+        model_type: str = "qwen3_vl",
         *,
         tower: bool = True,
         **sizes: int,
     ) -> Pipeline:
         made = tuple(sorted(sizes.items()))
-        return Pipeline([model(package, family, tower, split, rank, made) for rank in range(len(split))])
+        return Pipeline([model(package, model_type, tower, split, rank, made) for rank in range(len(split))])
 
     return pipeline
 
@@ -84,8 +89,8 @@ def one_stage(build: Build) -> OneStage:
     """What one stage of upstream's class answers; of the drop-in where upstream does not start without a tower."""
 
     @cache
-    def answer(family: str, tower: bool, sizes: tuple[tuple[str, int], ...]) -> list[torch.Tensor]:
-        package = OURS if not tower and {"moss-audio-off", "buffers-on-meta"} & FAULTS[family] else UPSTREAM
-        return answers(build((LAYERS,), package, family, tower=tower, **dict(sizes)), batches(family, tower))
+    def answer(model_type: str, tower: bool, sizes: tuple[tuple[str, int], ...]) -> list[torch.Tensor]:
+        package = OURS if not tower and {"moss-audio-off", "buffers-on-meta"} & FAULTS[model_type] else UPSTREAM
+        return answers(build((LAYERS,), package, model_type, tower=tower, **dict(sizes)), batches(model_type, tower))
 
-    return lambda family, tower=True, **sizes: answer(family, tower, tuple(sorted(sizes.items())))
+    return lambda model_type, tower=True, **sizes: answer(model_type, tower, tuple(sorted(sizes.items())))

@@ -25,8 +25,8 @@ from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.sequence import IntermediateTensors
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from vllm_pp_fixes.commands.engine import ENGINE_ENV
-from vllm_pp_fixes.commands.families import picture
+from vllm_pp_fixes.demo.engine import ENGINE_ENV
+from vllm_pp_fixes.demo.prompts import picture
 
 Weights = dict[str, torch.Tensor]
 

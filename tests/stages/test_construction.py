@@ -14,9 +14,10 @@ from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration 
 import vllm_pp_fixes
 from tests.installed import TREE
 from tests.stages.pipeline import Group, engine_config
-from vllm_pp_fixes import construction, deepstack
-from vllm_pp_fixes.catalog import MODELS
 from vllm_pp_fixes.models.qwen3_vl import Qwen3VLForConditionalGeneration as Ours
+from vllm_pp_fixes.registry import MODELS
+from vllm_pp_fixes.runtime import compose, construction
+from vllm_pp_fixes.version import identity
 
 
 def marked(model: Path, limits: dict[str, int] | None = None, overrides: str = "A") -> VllmConfig:
@@ -36,7 +37,7 @@ def test_key_of_the_compile_cache(qwen3_vl: Path, monkeypatch: pytest.MonkeyPatc
         marked(qwen3_vl, {"video": 0}).compute_hash(),
         marked(qwen3_vl, overrides="B").compute_hash(),
     }
-    monkeypatch.setattr(construction, "__version__", "0.0.1")
+    monkeypatch.setattr(construction, "identity", lambda: "0.0.1+0")
     others.add(marked(qwen3_vl).compute_hash())
     assert len(others) == 6
 
@@ -45,7 +46,7 @@ def test_the_inner_models_config_inherits_the_mark(qwen3_vl: Path) -> None:
     config = marked(qwen3_vl)
     inner = config.with_hf_config(config.model_config.hf_config.text_config, architectures=["Qwen3ForCausalLM"])
     assert inner.additional_config == config.additional_config
-    assert vllm_pp_fixes.__version__ in inner.additional_config["vllm_pp_fixes"]
+    assert identity() in inner.additional_config["vllm_pp_fixes"]
 
 
 def test_what_else_is_in_additional_config_stays(qwen3_vl: Path) -> None:
@@ -63,7 +64,7 @@ def test_as_first_stage_is_seen_by_upstreams_module_alone(monkeypatch: pytest.Mo
     from vllm.model_executor.models import qwen3, qwen3_vl
 
     monkeypatch.setattr(parallel_state, "_PP", Group(2, 3))
-    with construction.as_first_stage(Upstream):
+    with construction.as_first_stage(Upstream, None):
         seen = qwen3_vl.get_pp_group()
         assert (seen.is_first_rank, seen.is_last_rank, seen.rank_in_group) == (True, True, 2)
         assert not qwen3.get_pp_group().is_first_rank
@@ -75,15 +76,15 @@ def test_the_drop_in_is_upstreams_class_by_name_and_by_descent() -> None:
     assert Ours.__name__ == Upstream.__name__
     assert Ours.__module__ == "vllm_pp_fixes.models.qwen3_vl"
     assert vllm_pp_fixes.Qwen3VLForConditionalGeneration is Ours
-    assert deepstack.upstream_of(Ours) is Upstream
+    assert compose.upstream_of(Ours) is Upstream
 
 
 @pytest.mark.parametrize("module", [model for model in MODELS if TREE.has(model)])
 def test_each_class_is_importable_by_its_module_and_for_short(module: str) -> None:
     classes = import_module(f"vllm_pp_fixes.models.{module}")
-    for class_name in MODELS[module].values():
-        assert getattr(vllm_pp_fixes, class_name) is getattr(classes, class_name)
-        assert class_name in vllm_pp_fixes.__all__
+    class_name = MODELS[module].class_name
+    assert getattr(vllm_pp_fixes, class_name) is getattr(classes, class_name)
+    assert class_name in vllm_pp_fixes.__all__
 
 
 def test_a_class_that_none_can_tell_of_is_left_alone(
@@ -94,7 +95,7 @@ def test_a_class_that_none_can_tell_of_is_left_alone(
     exec("class Unknown(Upstream):\n    def __init__(self): pass", unknown)
     unknown["Unknown"].__module__ = "vllm.model_executor.models.qwen3_vl"
     with caplog.at_level("WARNING"):
-        assert deepstack.drop_in(unknown["Unknown"], __name__) is unknown["Unknown"]
+        assert compose.drop_in(unknown["Unknown"], __name__) is unknown["Unknown"]
     assert len({record.getMessage() for record in caplog.records}) == 1, [r.getMessage() for r in caplog.records]
     record = caplog.records[0]
     assert "leaves Unknown as it is, it cannot tell what it does" in record.getMessage()

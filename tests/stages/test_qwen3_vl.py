@@ -13,9 +13,9 @@ from vllm.forward_context import set_forward_context
 from tests.installed import FAULTS
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, Build, answers, batches, equal
 from tests.stages.pipeline import MAX_TOKENS, RECEIVE, Count, Group, Model, engine_config, start_distributed
-from vllm_pp_fixes.agreement import StagesDisagree
-from vllm_pp_fixes.deepstack import key
 from vllm_pp_fixes.models.qwen3_vl import Qwen3VLForConditionalGeneration as Ours
+from vllm_pp_fixes.runtime.agreement import StagesDisagree
+from vllm_pp_fixes.runtime.deepstack import key
 
 ASKED = batches("qwen3_vl")
 

@@ -21,8 +21,9 @@ from tests.installed import TREE
 from tests.models import ROWS
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, answers, batches, equal
 from tests.stages.pipeline import MEDIA_TOKEN, Model, Pipeline, Weights, engine_config, start_distributed
-from vllm_pp_fixes.catalog import MODELS, UNTOUCHED
-from vllm_pp_fixes.deepstack import DeepStackOverStages, upstream_of
+from vllm_pp_fixes.registry import MODELS, UNTOUCHED
+from vllm_pp_fixes.runtime.compose import upstream_of
+from vllm_pp_fixes.runtime.deepstack import DeepStackOverStages
 
 OMNI = "qwen3_omni_moe_thinker"
 
@@ -38,7 +39,7 @@ def flat_names(weights: Weights) -> Weights:
 
 @dataclass(frozen=True)
 class Case:
-    """A subclass, run on the tiny checkpoint of the family that it inherits from."""
+    """A subclass, run on the tiny checkpoint of the model_type that it inherits from."""
 
     class_name: str
     base: str = "qwen3_vl"
@@ -105,14 +106,10 @@ def test_the_overrides_go_directly_above_the_class_at_fault(module: str) -> None
 
 
 def test_every_architecture_that_inherits_is_served_or_named() -> None:
-    """No silent gap: whatever in vLLM's registry inherits from or is a patched class is in the catalogue."""
-    here = {model: classes for model, classes in MODELS.items() if TREE.has(model)}
-    served = {architecture for classes in here.values() for architecture in classes}
-    patched = tuple(
-        getattr(import_module(f"{UPSTREAM}.{module}"), class_name)
-        for module, classes in here.items()
-        for class_name in classes.values()
-    )
+    """No silent gap: whatever in vLLM's registry inherits from or is a patched class is in the registry here."""
+    here = {module: model for module, model in MODELS.items() if TREE.has(module)}
+    served = {architecture for model in here.values() for architecture in model.architectures}
+    patched = tuple(getattr(import_module(f"{UPSTREAM}.{module}"), here[module].class_name) for module in here)
     inheriting = set()
     for architecture, entry in ModelRegistry.models.items():
         if not re.search(r"qwen3|qwen_?4|intern_?s|cosmos|clef|col|step|moss|bailing", f"{entry}", re.I):

@@ -1,4 +1,4 @@
-"""Runs snippets of Python, each in a process forked from one that has imported vLLM (twenty seconds) but no plugin.
+"""Runs snippets of Python, each in a process forked from one that has imported vLLM and its models, no plugin.
 
 Read from standard input, a JSON object a line: `code`, `env`, `out` (file that takes the output), answered by a line
 with the exit status.
@@ -7,9 +7,19 @@ with the exit status.
 import json
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 
 import vllm.plugins
 from vllm import ModelRegistry
+
+from vllm_pp_fixes.registry import MODELS
+
+for module in MODELS:
+    with suppress(ModuleNotFoundError):  # an older release
+        import_module(f"vllm.model_executor.models.{module}")
+for module in [module for module in sys.modules if module.split(".")[0] == "vllm_pp_fixes"]:
+    del sys.modules[module]
 
 print("ready", flush=True)
 for line in sys.stdin:

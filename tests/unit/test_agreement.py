@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from torch.distributed import HashStore, distributed_c10d
 
-from vllm_pp_fixes import __version__, agreement
-from vllm_pp_fixes.agreement import Agreement, StagesDisagree
-from vllm_pp_fixes.stages import stages
+from vllm_pp_fixes.runtime import agreement
+from vllm_pp_fixes.runtime.agreement import Agreement, StagesDisagree
+from vllm_pp_fixes.runtime.stages import stages
+from vllm_pp_fixes.version import identity
 
 RANKS = [4, 9, 2]
 
@@ -35,7 +36,8 @@ def test_a_neighbour_that_said_nothing(store: HashStore) -> None:
     assert "\n" not in line
     assert "stage 2 of 3 serves Model" in line
     assert "levels [2] with stage 3, which runs vLLM's own class" in line
-    assert f"install vllm-pp-fixes=={__version__} and the same vLLM on every host" in line
+    assert f"serves Model with vllm_pp_fixes {identity()} and exchanges" in line
+    assert "install the same vllm-pp-fixes and the same vLLM on every host" in line
 
 
 def test_a_stage_before_that_said_nothing(store: HashStore) -> None:
@@ -44,11 +46,11 @@ def test_a_stage_before_that_said_nothing(store: HashStore) -> None:
         last.check()
 
 
-def test_another_version(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_commit_of_the_same_version(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(agreement, "__version__", "0.0.9")
+        patch.setattr(agreement, "identity", lambda: "0.2.0+0ddba11")
         say(store, 1)
-    with pytest.raises(StagesDisagree, match=r"runs vllm_pp_fixes 0.0.9, received \[1, 2\]"):
+    with pytest.raises(StagesDisagree, match=r"runs vllm_pp_fixes 0.2.0\+0ddba11, received \[1, 2\]"):
         say(store, 0).check()
 
 

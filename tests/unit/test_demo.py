@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import name_distribution
-from vllm_pp_fixes.commands import main
-from vllm_pp_fixes.commands.demo import _error, _family, _read, _verdict
-from vllm_pp_fixes.commands.engine import distance
-from vllm_pp_fixes.commands.warm import Outcome
+from vllm_pp_fixes.cli import main
+from vllm_pp_fixes.cli.demo import example_called, first_error, read_model, verdict
+from vllm_pp_fixes.demo.engine import distance
+from vllm_pp_fixes.demo.forkserver import Outcome
 
 TEXT = {"text_config": {"num_hidden_layers": 8}}
 
@@ -48,36 +48,36 @@ def test_unknown_architecture_lists_the_known(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_model_type_by_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _family("qwen3_omni") == "qwen3_omni_moe_thinker"
-    assert _family("qwen3_vl") == "qwen3_vl"
+    assert example_called("qwen3_omni") == "qwen3_omni_moe_thinker"
+    assert example_called("qwen3_vl") == "qwen3_vl"
     with pytest.raises(SystemExit):
         main(["demo", "--model-type", "qwen3"])
     assert "'qwen3' is not known; known are qwen3_vl, qwen3_vl_moe" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("config", "family"),
+    ("config", "model_type"),
     [
         ({"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": TEXT}, "qwen3_omni_moe_thinker"),
         ({"architectures": ["MossAudioModel"], "language_config": TEXT["text_config"]}, "moss_audio"),
         ({"architectures": ["Step3TextForCausalLM"], **TEXT["text_config"]}, "step3_text"),
     ],
 )
-def test_layers_of_the_users_own_checkpoint(tmp_path: Path, config: dict, family: str) -> None:
+def test_layers_of_the_users_own_checkpoint(tmp_path: Path, config: dict, model_type: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert _read(tmp_path) == (family, 8)
+    assert read_model(str(tmp_path)) == (model_type, 8)
 
 
 def test_no_checkpoint_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--model", str(tmp_path)]) == 2
-    assert "does not exist: name the folder of a checkpoint" in capsys.readouterr().err
+    assert "does not exist: name a checkpoint by its folder, or as" in capsys.readouterr().err
 
 
 def demo_with(folder: Path, vllm: str | None) -> subprocess.CompletedProcess[str]:
     """`demo` where `import vllm` runs the text `vllm` (the real one if empty), or where there is none."""
-    hide = "import sys\nimport vllm_pp_fixes.commands as c\n"
+    hide = "import sys\nimport vllm_pp_fixes.cli as c\n"
     if vllm is None:
-        hide += "from vllm_pp_fixes.commands import demo\ndemo.find_spec = lambda name: None\n"
+        hide += "from vllm_pp_fixes.cli import demo\ndemo.find_spec = lambda name: None\n"
     elif vllm:
         (folder / "vllm").mkdir()
         (folder / "vllm" / "__init__.py").write_text(vllm)
@@ -128,15 +128,15 @@ def test_distance() -> None:
     assert distance(one, result(([1, 4, 3], [-1.0, -1.0, -1.0]))) == 1e-3
 
 
-def test_verdict() -> None:
+def testverdict() -> None:
     reference = Outcome(result(([1], [-1.0])), "")
-    assert _verdict(Outcome(result(([1], [-1.0])), ""), reference, 1e-4).startswith("same")
-    assert _verdict(Outcome(result(([2], [-2.5])), ""), reference, 1e-4).startswith(
+    assert verdict(Outcome(result(([1], [-1.0])), ""), reference, 1e-4).startswith("same")
+    assert verdict(Outcome(result(([2], [-2.5])), ""), reference, 1e-4).startswith(
         "wrong (log-probabilities differ by up to 2"
     )
     near = Outcome(result(([2], [-1.0])), "")
-    assert _verdict(near, reference, 2e-2).startswith("wrong"), "another token is another answer, however near"
-    assert _verdict(Outcome(None, "ERROR AssertionError: start_layer\nRuntimeError: later"), reference, 1e-4) == (
+    assert verdict(near, reference, 2e-2).startswith("wrong"), "another token is another answer, however near"
+    assert verdict(Outcome(None, "ERROR AssertionError: start_layer\nRuntimeError: later"), reference, 1e-4) == (
         "refused: AssertionError: start_layer"
     )
-    assert _error("all fine") == "no exception in the log"
+    assert first_error("all fine") == "no exception in the log"

@@ -10,7 +10,8 @@ import pytest
 
 from tests.unit.conftest import Snippet
 from vllm_pp_fixes import plugin
-from vllm_pp_fixes.catalog import MODELS
+from vllm_pp_fixes.registry import MODELS
+from vllm_pp_fixes.releases import too_old
 
 ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 OURS = "vllm_pp_fixes.models.qwen3_vl"
@@ -165,7 +166,7 @@ def test_a_release_without_the_model_gets_nothing(snippet: Snippet) -> None:
     ],
 )
 def test_too_old(version: str, old: bool) -> None:
-    assert plugin.too_old(version) is old
+    assert too_old(version) is old
 
 
 def test_unknown_name_lists_the_known(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_pp_fixes.stages import parse_split, stages
+from vllm_pp_fixes.runtime.stages import parse_split, stages
 
 split = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 levels = st.integers(0, 60)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from tests.unit.conftest import Snippet
 from tests.unit.test_probes import INSTALLED, TAKEN, VL, Edit, edited  # noqa: F401
-from vllm_pp_fixes import __version__
-from vllm_pp_fixes.catalog import FAULTS
-from vllm_pp_fixes.commands import main
+from vllm_pp_fixes.cli import main
+from vllm_pp_fixes.cli.configuration import Configuration
+from vllm_pp_fixes.faults import FAULTS
+from vllm_pp_fixes.version import identity
 
 OTHER = """
 [vllm.general_plugins]
@@ -32,14 +36,47 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_status_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from vllm_pp_fixes.commands import main; assert main(['status']) == 0; "
+        "import sys; from vllm_pp_fixes.cli import main; assert main(['status']) == 0; "
         "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith(f"vllm_pp_fixes {__version__}, vLLM ")
+    assert done.stdout.startswith(f"vllm_pp_fixes {identity()}, vLLM ")
     assert "\nthe plugin is loaded by vLLM\n" in done.stdout
-    assert "\nsplit-refused: affected: qwen3_vl, qwen3_vl_moe" in done.stdout
+    assert "\nsplit-refused (qwen3_vl, qwen3_vl_moe, colqwen3, cosmos3): cured: the constructor no" in done.stdout
+    assert re.search(r"\n\d more faults are not in this vLLM \(--all names them\)\n$", done.stdout)
+    assert "start-layer" not in done.stdout
     assert done.stderr == ""
+
+
+def test_status_names_all_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--all"]) == 0
+    text = printed(capsys)
+    assert all(fault.id in text for fault in FAULTS)
+    assert "start-layer" in text.splitlines()[-1]
+
+
+def test_status_into_a_pipe_that_is_closed() -> None:
+    """`status | head`."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "vllm_pp_fixes.cli", "status"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_status_calls_nothing_cured_of_a_model_that_is_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_PP_FIXES_DISABLE", "qwen3_vl")
+    assert main(["status", "--json"]) == 0
+    for fault in json.loads(printed(capsys))["faults"]:
+        assert fault["cured"] == [model for model in fault["affected"] if model != "qwen3_vl"]
+    assert main(["status"]) == 0
+    text = printed(capsys)
+    assert "the plugin is loaded by vLLM, but off for qwen3_vl\n" in text
+    assert "split-refused (qwen3_vl_moe, colqwen3, cosmos3): cured: " in text
+    assert "split-refused (qwen3_vl): not cured now; the plugin would: " in text
 
 
 def test_status_as_json_names_each_fault(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +86,8 @@ def test_status_as_json_names_each_fault(capsys: pytest.CaptureFixture[str]) -> 
     assert not any(fault["differs"] or fault["cannot_tell"] for fault in report["faults"])
     refused = next(fault for fault in report["faults"] if fault["id"] == "split-refused")
     assert "qwen3_vl" in refused["affected"]
-    assert {"symptom", "cure", "upstream", "unnecessary_from"} <= set(refused)
+    assert refused["cured"] == refused["affected"]
+    assert {"symptom", "effect", "cure", "upstream", "unnecessary_from"} <= set(refused)
 
 
 def test_status_of_a_newer_tree(edited: Edit, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
@@ -66,7 +104,7 @@ def test_status_where_catalogue_and_code_differ(edited: Edit, capsys: pytest.Cap
     assert main(["status", "--tree", str(tree.root)]) == 0
     text = printed(capsys)
     assert "split-refused: cannot tell of qwen3_vl, which stays upstream's: " in text
-    assert "start-layer: not affected\n    the catalogue says otherwise: affected are 0.17.0 to 0.21.0\n" in text
+    assert "\nstart-layer: the catalogue says otherwise: affected are 0.17.0 to 0.21.0\n" in text
 
 
 @pytest.mark.parametrize("env", [{"VLLM_PP_FIXES_DISABLE": "1"}, {"VLLM_PLUGINS": "lora"}])
@@ -93,7 +131,7 @@ def test_status_says_who_else_holds_an_architecture(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
     (info / "entry_points.txt").write_text(OTHER)
     done = subprocess.run(
-        [sys.executable, "-c", "from vllm_pp_fixes.commands import main; main(['status'])"],
+        [sys.executable, "-c", "from vllm_pp_fixes.cli import main; main(['status'])"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -118,7 +156,7 @@ def test_check_a_split_that_needs_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     served = (
         "Qwen3VLForConditionalGeneration is served by vllm_pp_fixes.models.qwen3_vl.Qwen3VLForConditionalGeneration"
     )
-    assert f"{served}, which cures split-refused" in text
+    assert f"{served}, which cures compile-cache-shared, split-refused" in text
     assert "the split 1+5 needs it: DeepStack levels cross stages ([1, 2] after stage 1)" in text
 
 
@@ -132,6 +170,44 @@ def test_check_with_the_plugin_off(
     assert "the split 3+3 does not need it" in text
     assert main(["check", config(tmp_path), "-pp", "3"]) == 1
     assert "the split 2+2+2 needs it: DeepStack levels cross stages ([2] after stage 1)" in printed(capsys)
+
+
+def test_a_name_that_is_in_the_local_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--Qwen--Tiny-VL"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    config(repository / "snapshots" / "abc")
+    assert Configuration.read("Qwen/Tiny-VL") == Configuration("Qwen3VLForConditionalGeneration", "qwen3_vl", 6, 3)
+
+
+def test_check_of_a_name_that_cannot_be_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, before vLLM is imported."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert main(["check", "Qwen/Tiny-VL"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "Qwen/Tiny-VL is no folder, nor in the local Hugging Face cache, and cannot be fetched (" in err
+    assert err.endswith("): name the folder of a checkpoint\n")
+
+
+def test_check_says_what_serves_step3_where_it_is_cured(snippet: Snippet) -> None:
+    """Up to 0.22.1; here its probe is made to say so of this release."""
+    lines = snippet(
+        "from dataclasses import replace\n"
+        "from vllm_pp_fixes import faults\n"
+        "faults.FAULTS = tuple(\n"
+        "    replace(f, probe=lambda *_: True) if f.models == ('step3_text',) else f for f in faults.FAULTS\n"
+        ")\n"
+        "from vllm_pp_fixes.cli.installed import answer\n"
+        "said = answer({'architectures': ['Step3TextForCausalLM'], 'load': 'Step3TextForCausalLM'})\n"
+        "print(said['class'], said['cured'])\n"
+    )
+    assert lines[-1] == "vllm_pp_fixes.models.step3_text.Step3TextForCausalLM ['step3-residual']"
 
 
 @pytest.mark.parametrize(

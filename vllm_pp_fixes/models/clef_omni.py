@@ -1,7 +1,7 @@
-"""Drop-in for `vllm.model_executor.models.clef_omni` (fault split-drops-levels)."""
+"""Drop-in for `vllm.model_executor.models.clef_omni`."""
 
 from vllm.model_executor.models import clef_omni as upstream
 
-from vllm_pp_fixes.deepstack import drop_in
+from vllm_pp_fixes.runtime.compose import drop_in
 
 ClefOmniForJointSchema = drop_in(upstream.ClefOmniForJointSchema, __name__)

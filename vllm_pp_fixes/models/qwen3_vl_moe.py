@@ -1,7 +1,7 @@
-"""Drop-in for `vllm.model_executor.models.qwen3_vl_moe` (faults split-refused, split-refused-towerless)."""
+"""Drop-in for `vllm.model_executor.models.qwen3_vl_moe`."""
 
 from vllm.model_executor.models import qwen3_vl_moe as upstream
 
-from vllm_pp_fixes.deepstack import drop_in
+from vllm_pp_fixes.runtime.compose import drop_in
 
 Qwen3VLMoeForConditionalGeneration = drop_in(upstream.Qwen3VLMoeForConditionalGeneration, __name__)

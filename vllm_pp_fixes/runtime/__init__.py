@@ -1,0 +1,1 @@
+"""What runs inside a user's server."""
