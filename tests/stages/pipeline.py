@@ -96,7 +96,10 @@ class Model:
         publish: Callable[[Weights], Weights] = lambda weights: weights,
     ) -> None:
         self.config, self.group = config, Group(rank, len(split))
-        with self.on_stage(), mock.patch.dict(os.environ, VLLM_PP_LAYER_PARTITION=",".join(map(str, split))):
+        # On a processor with AMX 0.24 counts the layers of the text model's configuration, which knows of no stages.
+        without_amx = mock.patch("torch.cpu._is_amx_tile_supported", return_value=False)
+        own_split = mock.patch.dict(os.environ, VLLM_PP_LAYER_PARTITION=",".join(map(str, split)))
+        with self.on_stage(), own_split, without_amx:
             self.model = cls(vllm_config=config, prefix="").eval()
         weights = publish(load_file(os.path.join(config.model_config.model, "model.safetensors")))
         with self.on_stage():

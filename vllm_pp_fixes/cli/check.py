@@ -80,6 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
         sent = "; ".join(f"{[*levels]} after stage {i + 1}" for i, levels in enumerate(crossing) if levels)
         print(f"the split {name} needs it: DeepStack levels cross stages ({sent})")
     else:
-        rest = f", but {', '.join(has)} may show" if has else ""
-        print(f"the split {name} does not need it: no DeepStack level crosses a stage{rest}")
+        rest = f"; without it {', '.join(has)} may show" if has else ""
+        print(f"the split {name} does not need it for DeepStack levels, none crosses a stage{rest}")
     return 1 if needs and not ours else 0
