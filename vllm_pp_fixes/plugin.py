@@ -46,6 +46,7 @@ def _register() -> None:
         return
     from vllm import ModelRegistry
 
+    failed: dict[str, list[str]] = {}
     force = os.environ.get("VLLM_PP_FIXES_FORCE", "") == "1"
     for model in models:
         class_name = MODELS[model].class_name
@@ -65,9 +66,17 @@ def _register() -> None:
                     owner,
                 )
                 continue
-            with _quiet("vllm.model_executor.models.registry"):
-                ModelRegistry.register_model(architecture, f"{__package__}.models.{model}:{class_name}")
-            ModelRegistry.models[architecture] = _remembered_by_release(ModelRegistry.models[architecture])
+            try:
+                with _quiet("vllm.model_executor.models.registry"):
+                    ModelRegistry.register_model(architecture, f"{__package__}.models.{model}:{class_name}")
+                ModelRegistry.models[architecture] = _remembered_by_release(ModelRegistry.models[architecture])
+            except Exception as error:
+                ModelRegistry.models[architecture] = entry
+                failed.setdefault(f"{type(error).__name__}: {error}", []).append(architecture)
+    for error_text, architectures in failed.items():
+        _warn(
+            "vllm_pp_fixes leaves %s as they are, they cannot be registered: %s", ", ".join(architectures), error_text
+        )
 
 
 def _remembered_by_release(entry: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from operator import attrgetter
+from typing import Any
 
 import pytest
 
@@ -12,13 +14,16 @@ from tests.conftest import Checkpoint
 from tests.installed import FAULTS as HERE
 from tests.installed import right
 from tests.models import ROWS
-from tests.stages.conftest import LAYERS, UPSTREAM, Build, OneStage, answers, batches, equal, model_class
+from tests.stages.conftest import LAYERS, OURS, UPSTREAM, Build, OneStage, answers, batches, equal, model_class
 from tests.stages.pipeline import Model, Pipeline, engine_config, start_distributed
 from vllm_pp_fixes import faults
-from vllm_pp_fixes.fault import Fault
+from vllm_pp_fixes.fault import Cure, Fault
 from vllm_pp_fixes.faults import FAULTS
 from vllm_pp_fixes.runtime.compose import DropIn, drop_in
 
+for _model_type in HERE:
+    # The drop-ins decide when they are imported, which must not be while a test says that there is one fault only.
+    model_class(_model_type, OURS)
 CASES = [(fault, model_type) for fault in FAULTS for model_type in fault.hits if model_type in HERE]
 each = pytest.mark.parametrize(
     ("fault", "model_type"), CASES, ids=lambda value: value.id if isinstance(value, Fault) else value
@@ -83,9 +88,40 @@ def test_the_refusal_stands_where_levels_are_not_carried(
     assert equal(answers(pipeline(cls, checkpoint, "qwen3_vl", 1, 5, tower=False), asked), one)
 
 
-def test_every_module_of_the_drop_ins_decides_by_the_faults_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any fault each class is upstream's own."""
+class Sealed(type):
+    """A metaclass that no upstream class has: nothing can inherit from both."""
+
+
+def fails(error: Exception) -> Callable[..., Any]:
+    def function(*args: object) -> Any:
+        raise error
+
+    return function
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "a probe that trips": {"probe": fails(KeyError("shape"))},
+    "a cure whose import is gone": {"probe": lambda *_: True, "cure": fails(ImportError("no name pad"))},
+    "bases that do not fit": {"probe": lambda *_: True, "cure": lambda: Cure(mixins=(Sealed("Mixin", (), {}),))},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_whatever_goes_wrong_the_class_is_upstreams_and_one_line_says_why(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    broken = [replace(fault, **WRONG[wrong]) if fault.id == "split-refused" else fault for fault in FAULTS]
+    monkeypatch.setattr(faults, "FAULTS", tuple(broken))
+    cls = model_class("qwen3_vl", UPSTREAM)
+    with caplog.at_level("WARNING"):
+        assert drop_in(cls, __name__) is cls
+    (line,) = {record.getMessage() for record in caplog.records}
+    assert f"vllm_pp_fixes leaves {cls.__name__} as it is, what cures it cannot be composed: " in line
+
+
+def test_without_any_fault_each_class_is_upstreams_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults, "FAULTS", ())
     for model_type in HERE:
         cls = model_class(model_type, UPSTREAM)
-        assert drop_in(cls, import_module(f"vllm_pp_fixes.models.{model_type}").__name__) is cls
+        assert drop_in(cls, __name__) is cls

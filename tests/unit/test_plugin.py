@@ -132,6 +132,23 @@ def test_an_error_leaves_upstream_and_says_one_line(snippet: Snippet) -> None:
     assert "registry is broken" in line
 
 
+def test_what_fails_half_way_is_upstreams_and_nothing_else(snippet: Snippet) -> None:
+    """One architecture that cannot be registered: it stays whole, one line names it, all others are ours."""
+    broken = (
+        "register = type(ModelRegistry).register_model\n"
+        "def half(self, architecture, model):\n"
+        "    register(self, architecture, model)\n"
+        f"    if architecture == '{ARCHITECTURE}': raise RuntimeError('half way')\n"
+        "type(ModelRegistry).register_model = half\n"
+    )
+    other = "print(ModelRegistry.models['MossAudioModel'].module_name)\n"
+    lines = snippet(broken + LOAD + other + WHO)
+    assert owner(lines) == UPSTREAM
+    assert lines[-2] == "vllm_pp_fixes.models.moss_audio"
+    (line,) = said(lines)
+    assert f"leaves {ARCHITECTURE} as they are, they cannot be registered: RuntimeError: half way" in line
+
+
 def test_an_old_vllm_gets_one_warning_and_nothing_registered(snippet: Snippet) -> None:
     lines = snippet("vllm.__version__ = '0.16.3'\n" + LOAD + WHO)
     assert owner(lines) == UPSTREAM
@@ -159,6 +176,7 @@ def test_a_release_without_the_model_gets_nothing(snippet: Snippet) -> None:
         ("0.9.2", True),
         ("0.16.1rc2.dev3+g12", True),
         ("0.17.0", False),
+        ("0.34.dev0", False),
         ("0.32.0+cpu", False),
         ("1.0.0", False),
         ("0.1.dev17+g1234", False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,11 +10,8 @@ from types import new_class
 from typing import TYPE_CHECKING, Any
 
 import vllm
-from vllm.distributed import get_pp_group
-from vllm.logger import init_logger
 
 from ..fault import Condition
-from ..faults import present
 from ..source import CannotTell, Tree
 from ..version import identity
 from .construction import mark_compile_cache
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # vLLM configures only the loggers below its own name.
-logger = init_logger("vllm.vllm_pp_fixes")
+logger = logging.getLogger("vllm.vllm_pp_fixes")
 
 
 class DropIn:
@@ -36,6 +34,8 @@ class DropIn:
     conditions: tuple[Condition, ...] = ()
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str | None = None) -> None:
+        from vllm.distributed import get_pp_group
+
         mark_compile_cache(vllm_config, " ".join(self.cured))
         with ExitStack() as stack:
             for condition in self.conditions:
@@ -65,6 +65,7 @@ class DropIn:
         config: Any
         language_model: Any
         make_empty_intermediate_tensors: Callable[..., Any]
+        register_buffer: Callable[..., None]
 
 
 def drop_in(upstream: type, module: str) -> type:
@@ -73,18 +74,31 @@ def drop_in(upstream: type, module: str) -> type:
     Only the cures of the faults that it has are composed. They go directly above the class whose constructor is at
     fault, below a subclass that makes something else of its output (a projection, a pooler). `module` is the name of
     the module that the class is for.
+
+    Never raises: whatever goes wrong, the class is upstream's, and one line says why.
     """
-    tree, name = Tree(Path(vllm.__file__).parent), _module(upstream)
     try:
-        faults = present(tree, name, upstream.__name__)
-        if not faults:
-            return upstream
-        home, builder, _ = tree.builder(name, upstream.__name__)
+        return _compose(upstream, module)
     except CannotTell as error:
-        return _leave(upstream, error)
+        why = f"it cannot tell what it does: {error}"
+    except Exception as error:
+        why = f"what cures it cannot be composed: {type(error).__name__}: {error}"
+    logger.warning("vllm_pp_fixes leaves %s as it is, %s", upstream.__name__, why)
+    return upstream
+
+
+def _compose(upstream: type, module: str) -> type:
+    # Imported here, where an error is caught.
+    from ..faults import present
+
+    tree, name = Tree(Path(vllm.__file__).parent), _module(upstream)
+    faults = present(tree, name, upstream.__name__)
+    if not faults:
+        return upstream
+    home, builder, _ = tree.builder(name, upstream.__name__)
     at_fault = next((cls for cls in upstream.__mro__ if cls.__name__ == builder and _module(cls) == home), None)
     if at_fault is None:
-        return _leave(upstream, f"it does not inherit from {builder} of {home}, as its source does")
+        raise CannotTell(f"it does not inherit from {builder} of {home}, as its source does")
     cures = [fault.cure() for fault in faults]
     mixins = [DropIn, *(mixin for cure in cures for mixin in cure.mixins)]
     mixed = subclass(
@@ -115,8 +129,3 @@ def _most_derived(classes: list[type]) -> list[type]:
 
 def _module(cls: type) -> str:
     return cls.__module__.rpartition(".")[2]
-
-
-def _leave(upstream: type, why: object) -> type:
-    logger.warning("vllm_pp_fixes leaves %s as it is, it cannot tell what it does: %s", upstream.__name__, why)
-    return upstream
