@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from torch.distributed import HashStore, distributed_c10d
 
@@ -71,6 +73,39 @@ def test_another_model_beside_it_is_another_matter(store: HashStore) -> None:
     Agreement(store, RANKS, 1, "Draft", stages((1, 1, 4), 3)[1])
     with pytest.raises(StagesDisagree):
         say(store, 0).check()
+
+
+def test_a_draft_of_the_same_class_leaves_its_targets_word_alone(store: HashStore) -> None:
+    """It is built after its target, on the last stage, which runs all of it."""
+    first, last = say(store, 0, (1, 5)), say(store, 1, (1, 5))
+    Agreement(store, RANKS, 1, "Model", stages((6,), 3)[0])
+    first.check()
+    last.check()
+
+
+class Broken(HashStore):
+    """A store that does not answer."""
+
+    def check(self, keys: list[str]) -> bool:
+        raise RuntimeError("connection reset")
+
+
+def test_a_store_that_fails_stops_nothing(
+    store: HashStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    first = say(store, 0)
+    first.store = Broken()
+    first.check()
+    said = {record.getMessage() for record in caplog.records}
+    assert said == {"vllm_pp_fixes cannot hear what stage 2 runs: connection reset"}
+
+    class Group:
+        ranks = (0, 1)
+        rank_in_group = 0
+
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", Broken)
+    assert agreement.announce(Group(), "Model", stages((1, 5), 3)[0]) is None
 
 
 def test_no_store_no_question(monkeypatch: pytest.MonkeyPatch) -> None:

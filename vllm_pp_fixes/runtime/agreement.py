@@ -8,12 +8,17 @@ and so has heard from each that its model stands, before any of them runs its fi
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..version import identity
 
 if TYPE_CHECKING:
     from .stages import Stage
+
+
+# vLLM configures only the loggers below its own name.
+logger = logging.getLogger("vllm.vllm_pp_fixes")
 
 
 class Store(Protocol):
@@ -35,10 +40,15 @@ class Agreement:
         self.store, self.ranks, self.rank_in_group = store, ranks, rank_in_group
         self.model, self.stage = model, stage
         said = {"version": identity(), "received": [*stage.received], "forwarded": [*stage.forwarded]}
+        # A draft of the same class is built after its target, on the same rank: it is another matter.
+        while store.check([self._key(rank_in_group)]):
+            self.number += 1
         store.set(self._key(rank_in_group), json.dumps(said))
 
+    number = 0
+
     def _key(self, rank_in_group: int) -> str:
-        return f"vllm_pp_fixes/{self.ranks[rank_in_group]}/{self.model}"
+        return f"vllm_pp_fixes/{self.ranks[rank_in_group]}/{self.model}/{self.number}"
 
     def check(self) -> None:
         """Hear the neighbours that levels come from or go to.
@@ -52,7 +62,11 @@ class Agreement:
 
     def _hear(self, neighbour: int, exchanged: str, levels: list[int]) -> None:
         key = self._key(neighbour)
-        said: dict[str, Any] = json.loads(self.store.get(key)) if self.store.check([key]) else {}
+        try:
+            said: dict[str, Any] = json.loads(self.store.get(key)) if self.store.check([key]) else {}
+        except Exception as error:
+            logger.warning("vllm_pp_fixes cannot hear what stage %d runs: %s", neighbour + 1, error)
+            return
         if said.get("version") == identity() and said[exchanged] == levels:
             return
         theirs = (
@@ -74,7 +88,7 @@ def announce(group: Any, model: str, stage: Stage) -> Agreement | None:
     from torch.distributed import distributed_c10d
 
     try:
-        store = distributed_c10d._get_default_store()
-    except (AttributeError, RuntimeError, ValueError):
+        return Agreement(distributed_c10d._get_default_store(), ranks, group.rank_in_group, model, stage)
+    except Exception as error:
+        logger.debug("vllm_pp_fixes cannot say what this stage runs: %s", error)
         return None
-    return Agreement(store, ranks, group.rank_in_group, model, stage)
