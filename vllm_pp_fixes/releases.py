@@ -15,9 +15,10 @@ TESTED = "0.32.0"
 def numbers(version: str) -> tuple[int, ...]:
     """Return the release in `version` as numbers: `(0, 32, 0)` of `0.32.0+cpu`; `(0, 0, 0)` where there is none.
 
-    Builds from a source tree without tags call themselves 0.1.devN, whatever they hold: they have none.
+    What comes before a release counts as it: `(0, 34, 0)` of `0.34.dev0`. Builds from a source tree without tags call
+    themselves 0.1.devN, whatever they hold: they have none.
     """
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?!\.?dev)", version)
+    found = None if re.match(r"0\.1\.?dev", version) else re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version)
     return tuple(int(part or 0) for part in found.groups()) if found else (0, 0, 0)
 
 
