@@ -87,6 +87,22 @@ def test_levels_are_dropped_when_no_forward_ran_between(build: Build) -> None:
     assert not left_behind(OURS)
 
 
+def test_a_shorter_batch_that_clears_leaves_no_level_of_a_longer_one(build: Build) -> None:
+    """A dummy batch of one token, run plainly after a graph was replayed."""
+
+    def left_behind(package: str) -> bool:
+        (first,) = build((LAYERS,), package).stages
+        first.embed(ASKED[0])
+        first.step(None, torch.zeros(3, 1, dtype=torch.long), None, torch.zeros(1, 64))
+        first.embed(ASKED[1])
+        stale = any(bool(buffer.any()) for buffer in first.model.deepstack_input_embeds)
+        wipe(first)
+        return stale
+
+    assert left_behind(UPSTREAM)
+    assert not left_behind(OURS)
+
+
 def test_a_padded_batch_finds_levels(build: Build) -> None:
     """A GPU pads a batch to the size of a graph; 0.20.0 refuses (#41485)."""
     batch = ASKED[0]

@@ -106,7 +106,9 @@ class DeepStackOverStages(StageLevels):
         self.deepstack_input_embeds_num_tokens = deepstack_input_embeds.size(1)
 
     def _clear_deepstack_input_embeds(self, num_tokens: int) -> None:
-        super()._clear_deepstack_input_embeds(num_tokens)  # type: ignore[misc]
+        # A dummy batch of one token may follow a replayed graph, which left more.
+        filled = getattr(self, "deepstack_input_embeds_num_tokens", 0)
+        super()._clear_deepstack_input_embeds(max(num_tokens, filled))  # type: ignore[misc]
         self.deepstack_input_embeds_num_tokens = 0
 
     def embed_input_ids(self, *args: Any, **kwargs: Any) -> torch.Tensor:

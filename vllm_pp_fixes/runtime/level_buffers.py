@@ -22,8 +22,8 @@ class OwnLevelBuffers(DeepStackOverStages):
     the same inputs in every batch: vLLM traces it once, and an input that was None then is ignored for ever.
     """
 
-    level_buffers: tuple[torch.Tensor, ...] = ()
-    """`(max_num_batched_tokens, hidden_size)` each, zero but for the levels of the batch."""
+    held = 0
+    """How many levels have a buffer here."""
     deepstack_input_embeds_num_tokens = 0
     """Rows that the batch has filled."""
     batch_tokens = 0
@@ -35,9 +35,15 @@ class OwnLevelBuffers(DeepStackOverStages):
         self.language_model.deepstack_inject_layer_indices = range(0)
         self.language_model.model.deepstack_inject_layer_indices = range(0)
         shape = vllm_config.scheduler_config.max_num_batched_tokens, self.config.language_config.hidden_size
-        self.level_buffers = tuple(
-            torch.zeros(shape) for _ in range(self.pp_stage.levels if self.pp_stage.first else 0)
-        )
+        self.held = self.pp_stage.levels if self.pp_stage.first else 0
+        for level in range(self.held):
+            # Registered: vLLM puts back what buffers held when it wakes up from sleep level 2. In no checkpoint.
+            self.register_buffer(f"level_buffer_{level}", torch.zeros(shape), persistent=False)
+
+    @property
+    def level_buffers(self) -> list[torch.Tensor]:
+        """The buffers, `(max_num_batched_tokens, hidden_size)` each, zero but for the levels of the batch."""
+        return [getattr(self, f"level_buffer_{level}") for level in range(self.held)]
 
     def count_levels(self, vllm_config: VllmConfig) -> int:
         """Return how many levels are injected: none where the audio tower is left out."""
