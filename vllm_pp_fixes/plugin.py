@@ -74,9 +74,7 @@ def _register() -> None:
                 ModelRegistry.models[architecture] = entry
                 failed.setdefault(f"{type(error).__name__}: {error}", []).append(architecture)
     for error_text, architectures in failed.items():
-        _warn(
-            "vllm_pp_fixes leaves %s as they are, they cannot be registered: %s", ", ".join(architectures), error_text
-        )
+        _warn("vllm_pp_fixes leaves %s to vLLM, registering failed: %s", ", ".join(architectures), error_text)
 
 
 def _remembered_by_release(entry: Any) -> Any:

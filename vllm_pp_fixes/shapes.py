@@ -41,7 +41,7 @@ def refusals(tree: Tree, model: str, cls: str) -> list[list[ast.stmt]]:
     return [*enclosed(init, lambda s: isinstance(s, ast.Assert) and mentions(s.test, "start_layer"))]
 
 
-def level_buffers(tree: Tree, model: str, cls: str) -> list[list[ast.stmt]]:
+def buffer_assignments(tree: Tree, model: str, cls: str) -> list[list[ast.stmt]]:
     """Return the assignments of the constructor that make a list of buffers for the levels, with what encloses each."""
     init = tree.builder(model, cls)[2]
     return [*enclosed(init, lambda s: isinstance(assigns(s, f"self.{LEVELS}"), ast.List | ast.ListComp))]

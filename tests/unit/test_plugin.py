@@ -146,7 +146,7 @@ def test_what_fails_half_way_is_upstreams_and_nothing_else(snippet: Snippet) -> 
     assert owner(lines) == UPSTREAM
     assert lines[-2] == "vllm_pp_fixes.models.moss_audio"
     (line,) = said(lines)
-    assert f"leaves {ARCHITECTURE} as they are, they cannot be registered: RuntimeError: half way" in line
+    assert f"leaves {ARCHITECTURE} to vLLM, registering failed: RuntimeError: half way" in line
 
 
 def test_an_old_vllm_gets_one_warning_and_nothing_registered(snippet: Snippet) -> None:

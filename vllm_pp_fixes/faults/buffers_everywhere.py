@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..fault import Cure, Fault
 from ..releases import NEWEST, OLDEST
-from ..shapes import asked_around, level_buffers
+from ..shapes import asked_around, buffer_assignments
 from ..source import Tree, mentions
 
 
@@ -12,7 +12,7 @@ def probe(tree: Tree, model: str, cls: str) -> bool:
     """Tell whether buffers are made without asking which stage it is."""
     return not all(
         any(mentions(condition, "is_first_rank") for condition in asked_around(found))
-        for found in level_buffers(tree, model, cls)
+        for found in buffer_assignments(tree, model, cls)
     )
 
 

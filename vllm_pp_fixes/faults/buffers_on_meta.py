@@ -9,7 +9,7 @@ import ast
 
 from ..fault import Cure, Fault
 from ..releases import OLDEST
-from ..shapes import hides_empty_buffers, level_buffers
+from ..shapes import buffer_assignments, hides_empty_buffers
 from ..source import Tree, mentions
 
 
@@ -19,7 +19,7 @@ def probe(tree: Tree, model: str, cls: str) -> bool:
     def in_tower(found: list[ast.stmt]) -> bool:
         return any(isinstance(s, ast.With) and mentions(s.items[0], "_mark_tower_model") for s in found)
 
-    return any(map(in_tower, level_buffers(tree, model, cls))) and not hides_empty_buffers(tree, model, cls)
+    return any(map(in_tower, buffer_assignments(tree, model, cls))) and not hides_empty_buffers(tree, model, cls)
 
 
 def cure() -> Cure:

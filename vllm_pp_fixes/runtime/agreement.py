@@ -16,7 +16,6 @@ from ..version import identity
 if TYPE_CHECKING:
     from .stages import Stage
 
-
 # vLLM configures only the loggers below its own name.
 logger = logging.getLogger("vllm.vllm_pp_fixes")
 
@@ -36,6 +35,9 @@ class StagesDisagree(RuntimeError):
 class Agreement:
     """What one stage has said to its neighbours, and has still to hear from them."""
 
+    number = 0
+    """How many models of the class were built on this rank before."""
+
     def __init__(self, store: Store, ranks: list[int], rank_in_group: int, model: str, stage: Stage) -> None:
         self.store, self.ranks, self.rank_in_group = store, ranks, rank_in_group
         self.model, self.stage = model, stage
@@ -44,8 +46,6 @@ class Agreement:
         while store.check([self._key(rank_in_group)]):
             self.number += 1
         store.set(self._key(rank_in_group), json.dumps(said))
-
-    number = 0
 
     def _key(self, rank_in_group: int) -> str:
         return f"vllm_pp_fixes/{self.ranks[rank_in_group]}/{self.model}/{self.number}"

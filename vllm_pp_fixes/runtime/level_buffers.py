@@ -22,8 +22,8 @@ class OwnLevelBuffers(DeepStackOverStages):
     the same inputs in every batch: vLLM traces it once, and an input that was None then is ignored for ever.
     """
 
-    held = 0
-    """How many levels have a buffer here."""
+    buffered_levels = range(0)
+    """Levels that have a buffer on this stage."""
     deepstack_input_embeds_num_tokens = 0
     """Rows that the batch has filled."""
     batch_tokens = 0
@@ -35,15 +35,16 @@ class OwnLevelBuffers(DeepStackOverStages):
         self.language_model.deepstack_inject_layer_indices = range(0)
         self.language_model.model.deepstack_inject_layer_indices = range(0)
         shape = vllm_config.scheduler_config.max_num_batched_tokens, self.config.language_config.hidden_size
-        self.held = self.pp_stage.levels if self.pp_stage.first else 0
-        for level in range(self.held):
+        if self.pp_stage.first:
+            self.buffered_levels = range(self.pp_stage.levels)
+        for level in self.buffered_levels:
             # Registered: vLLM puts back what buffers held when it wakes up from sleep level 2. In no checkpoint.
             self.register_buffer(f"level_buffer_{level}", torch.zeros(shape), persistent=False)
 
     @property
     def level_buffers(self) -> list[torch.Tensor]:
         """The buffers, `(max_num_batched_tokens, hidden_size)` each, zero but for the levels of the batch."""
-        return [getattr(self, f"level_buffer_{level}") for level in range(self.held)]
+        return [getattr(self, f"level_buffer_{level}") for level in self.buffered_levels]
 
     def count_levels(self, vllm_config: VllmConfig) -> int:
         """Return how many levels are injected: none where the audio tower is left out."""
