@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Checkpoint
+from tests.conftest import Checkpoint, edited
 from tests.installed import FAULTS as HERE
 from tests.installed import right
 from tests.models import ROWS
@@ -31,15 +31,19 @@ each = pytest.mark.parametrize(
 CARRY = {fault.id for fault in FAULTS if any(mixin.__name__ == "DeepStackOverStages" for mixin in fault.cure().mixins)}
 
 
-def composed(fault: Fault, model_type: str, monkeypatch: pytest.MonkeyPatch) -> type:
-    """The drop-in of a vLLM that has this fault and no other."""
-    monkeypatch.setattr(faults, "FAULTS", (replace(fault, probe=lambda *_: True),))
+def composed(model_type: str, monkeypatch: pytest.MonkeyPatch, *present: Fault | str) -> type:
+    """The drop-in of a vLLM that has these faults and no other."""
+    only = [fault for fault in FAULTS if fault in present or fault.id in present]
+    monkeypatch.setattr(faults, "FAULTS", tuple(replace(fault, probe=lambda *_: True) for fault in only))
     return drop_in(model_class(model_type, UPSTREAM), __name__)
 
 
-def pipeline(cls: type, checkpoint: Checkpoint, model_type: str, *split: int, tower: bool = True) -> Pipeline:
+def pipeline(
+    cls: type, checkpoint: Checkpoint, model_type: str, *split: int, tower: bool = True, published: bool = False
+) -> Pipeline:
     start_distributed()
-    config = engine_config(str(checkpoint(model_type)), None if tower else ROWS[model_type].no_tower)
+    folder = checkpoint(model_type)
+    config = engine_config(str(folder if published else edited(folder)), None if tower else ROWS[model_type].no_tower)
     return Pipeline([Model(cls, config, split, rank) for rank in range(len(split))])
 
 
@@ -47,18 +51,18 @@ def pipeline(cls: type, checkpoint: Checkpoint, model_type: str, *split: int, to
 def test_a_cure_is_composed_alone(
     fault: Fault, model_type: str, checkpoint: Checkpoint, one_stage: OneStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cls = composed(fault, model_type, monkeypatch)
+    cls = composed(model_type, monkeypatch, fault)
     cure = fault.cure()
     assert issubclass(cls, DropIn)
     assert cls.cured == (fault.id,)
     assert len(cls.conditions) == (cure.condition is not None)
     names = {base.__name__ for base in cls.__mro__}
     assert {mixin.__name__ for mixin in cure.mixins} <= names
-    if {"text-architectures", "start-layer"} & HERE[model_type] - {fault.id}:
-        pytest.skip("no checkpoint as published can be built over stages here without that cure")
+    if "start-layer" in HERE[model_type] and fault.id not in CARRY:
+        pytest.skip("no later stage of this model can be built here without that cure")
     split = (1, 5) if fault.id in CARRY else (3, 3)
-    asked = batches(model_type)
-    assert equal(answers(pipeline(cls, checkpoint, model_type, *split), asked), one_stage(model_type))
+    made = pipeline(cls, checkpoint, model_type, *split, published=fault.id == "text-architectures")
+    assert equal(answers(made, batches(model_type)), one_stage(model_type))
 
 
 @each
@@ -77,15 +81,34 @@ def test_the_refusal_stands_where_levels_are_not_carried(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What lifts it without a tower does not lift it with one."""
-    (towerless,) = [fault for fault in FAULTS if fault.id == "split-refused-towerless"]
-    if right("qwen3_vl") or "start-layer" in HERE["qwen3_vl"] or "text-architectures" in HERE["qwen3_vl"]:
-        pytest.skip("there is no such refusal here, or another one comes first")
-    cls = composed(towerless, "qwen3_vl", monkeypatch)
-    with pytest.raises(AssertionError, match="start_layer"):
+    if right("qwen3_vl"):
+        pytest.skip("a patched tree: it does not refuse")
+    cls = composed("qwen3_vl", monkeypatch, "split-refused-towerless")
+    with pytest.raises((AssertionError, AttributeError), match="start_layer"):
         pipeline(cls, checkpoint, "qwen3_vl", 1, 5)
     asked = batches("qwen3_vl", tower=False)
     one = answers(pipeline(cls, checkpoint, "qwen3_vl", LAYERS, tower=False), asked)
     assert equal(answers(pipeline(cls, checkpoint, "qwen3_vl", 1, 5, tower=False), asked), one)
+
+
+@pytest.mark.skipif("moss_audio" not in HERE, reason="this release does not have the model")
+def test_moss_declares_from_its_first_layer_on(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list that the factory of 0.24.0 reads without a question; what the stage sends is another list."""
+    cls = composed("moss_audio", monkeypatch, "moss-factory")
+    wrapper = pipeline(cls, checkpoint, "moss_audio", 1, 5).stages[1].model.language_model
+    assert [*wrapper.deepstack_inject_layer_indices] == [1, 2]
+    assert [*wrapper.model.deepstack_inject_layer_indices] == [0, 1, 2]
+
+
+@pytest.mark.skipif("moss-levels-without-tower" not in HERE.get("moss_audio", ()), reason="not in this release")
+def test_moss_declares_no_level_without_its_tower(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's own lists say so, with no buffers of ours; without this cure they still declare levels."""
+    asked = batches("moss_audio", tower=False)
+    for present, levels in ((["moss-audio-off"], True), (["moss-audio-off", "moss-levels-without-tower"], False)):
+        made = pipeline(composed("moss_audio", monkeypatch, *present), checkpoint, "moss_audio", 1, 5, tower=False)
+        answers(made, asked)
+        for names in (made.sent[0], made.stages[1].buffers.tensors):
+            assert ({*names} != {"hidden_states", "residual"}) == levels
 
 
 class Sealed(type):
