@@ -107,13 +107,14 @@ def main() -> None:
     from vllm_pp_fixes.models.qwen3_vl import Qwen3VLForConditionalGeneration as Ours
 
     start_distributed()
-    print()
     row = "{:<9}{:<10}{:<14}{}".format
-    print(row("split", "", "bytes sent", "operations (picture, text)"))
+    # Printed in the end: vLLM logs to the same place while it builds the models.
+    table = [row("split", "", "bytes sent", "operations (picture, text)")]
     for split in SPLITS:
         for name, cls in (("upstream", Upstream), ("ours", Ours)):
-            print(row(show(split), name, *map(str, counts(cls, model, split))))
-    print(row("1+5", "ours", *map(str, counts(Ours, model, (1, 5)))), "(upstream refuses)")
+            table.append(row(show(split), name, *map(str, counts(cls, model, split))))
+    table.append(row("1+5", "ours", *map(str, counts(Ours, model, (1, 5)))) + " (upstream refuses)")
+    print("\n" + "\n".join(table))
 
 
 if __name__ == "__main__":
