@@ -47,6 +47,7 @@ def run(cell: Cell) -> dict[str, Any]:
     "cpu_seconds": [a batch]}`, the last one user and system time of all processes of the engine. Whatever vLLM raises
     is passed on.
     """
+    parent = os.getppid()
     os.environ.update({**ENGINE_ENV, **cell.env})
     if cell.split:
         os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, cell.split))
@@ -69,6 +70,8 @@ def run(cell: Cell) -> dict[str, Any]:
     for i, batch in enumerate(cell.batches):
         turn = Path(cell.turns) / str(i)
         while cell.turns and not turn.with_suffix(".go").exists():
+            if os.getppid() != parent:
+                raise RuntimeError("nobody is left to give this engine its turn")
             time.sleep(0.005)
         cpu, start = cpu_time(), time.perf_counter()
         outputs = [
