@@ -3,7 +3,11 @@
     uv run python -m tests.matrix                  # every release that is not in tests/matrix.json yet
     uv run python -m tests.matrix 0.21.0 0.29.0    # these, again
     uv run python -m tests.matrix --unpacked PATH  # a newer release's source distribution over the newest binaries
+    uv run python -m tests.matrix --only code 0.29.0   # what its code is, after a cure has come to rest on more of it
     uv run python -m tests.matrix --table          # write the tables and texts that are made of data
+
+Of a release that passed, the data holds digests of the functions of upstream's that the cures rest on: a drop-in is
+composed only on code that is among them (`vllm_pp_fixes/seen.json`, which is written from the data).
 
 An environment takes half a minute (uv links what it has), and is removed when its release is done. A run that is
 stopped goes on with the release that it was at.
@@ -28,9 +32,10 @@ from typing import Any
 
 from tests import report
 from tests.unit.conftest import name_distribution
-from vllm_pp_fixes import __version__
+from vllm_pp_fixes import __version__, seen
 from vllm_pp_fixes.cli.diff import Patch, apply_one
 from vllm_pp_fixes.cli.installed import version_of
+from vllm_pp_fixes.registry import MODELS
 from vllm_pp_fixes.source import Tree
 
 ROOT = Path(__file__).parents[1]
@@ -127,8 +132,8 @@ def run_tests(python: Path, folder: Path, *what: str, **env: str) -> dict[str, i
 
 PARTS = ("itself", "diffs", "patched")
 """The release itself; its patches, in order and alone; its tree with all of them, held against the first's answers."""
-
-
+CODE = "code"
+"""What the functions are that the cures rest on: recorded with the parts that run them, and alone when asked for."""
 AFTER = ("patches", "patched")
 """What of a release's data a new run of the release itself leaves."""
 
@@ -141,7 +146,10 @@ def run(
     `source` is the package `vllm` where `env` puts another than the installed one in its place.
     """
     result: dict[str, Any] = {}
+    env = {seen.UNSEEN: "1", **env}
     kept = {**env, "VLLM_PP_FIXES_REFERENCES": str(folder / "references.json")}
+    if "itself" in parts or CODE in parts:
+        result[CODE] = code(source or site(python) / "vllm")
     if "itself" in parts:
         result |= {"date": date.today().isoformat(), "vllm_pp_fixes": __version__, "versions": versions(python, **env)}
         if source or RELEASES[release].engine:
@@ -161,7 +169,17 @@ def run(
                 for path in units:
                     apply_one(Patch.read(path), folder / "patched")
                 result["patched"]["unit"] = run_tests(python, folder, str(folder / "patched" / "tests"), **over)
+            result["patched"][CODE] = code(folder / "patched" / "vllm")
+    elif CODE in parts:
+        with patched(python, source or site(python) / "vllm", folder):
+            result["patched"] = {**read()[release]["patched"], CODE: code(folder / "patched" / "vllm")}
     return result
+
+
+def code(root: Path) -> dict[str, dict[str, str]]:
+    """Return the digests of what the cures for each model rest on, in the package `vllm` at `root`."""
+    tree = Tree(root)
+    return {model: seen.digests(tree, model) for model in MODELS if tree.has(model)}
 
 
 def versions(python: Path, **env: str) -> dict[str, str]:
@@ -248,6 +266,9 @@ def read() -> dict[str, Any]:
 def keep(release: str, result: dict[str, Any], parts: Sequence[str] = PARTS) -> None:
     """Put a release's result into the data, into which another run may have written meanwhile, and print it."""
     data = read()
+    if failed(result):
+        for what in (result, result.get("patched", {})):
+            what.pop(CODE, None)
     kept = {name: value for name, value in data.get(release, {}).items() if "itself" not in parts or name in AFTER}
     data[release] = {**kept, **result}
     DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
@@ -259,7 +280,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}")
     parser.add_argument("--folder", type=Path, help="where environments and logs go (default: a temporary one)")
-    parser.add_argument("--only", nargs=1, choices=PARTS, help="one part of a run (default: all)")
+    parser.add_argument("--only", nargs=1, choices=(*PARTS, CODE), help="one part of a run (default: all)")
     parser.add_argument("--unpacked", type=Path, help="folder of an unpacked source distribution of vLLM")
     parser.add_argument("--table", action="store_true", help="only write the tables and texts that are made of data")
     arguments = parser.parse_args()

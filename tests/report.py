@@ -5,6 +5,8 @@ The data are the faults, the registry of the drop-ins and `tests/matrix.json`.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -25,9 +27,10 @@ def texts(data: dict[str, Any]) -> dict[Path, str]:
     tables = {
         ROOT / "README.md": markdown(models()),
         ROOT / "docs" / "faults.md": fault_page(),
-        ROOT / "docs" / "verification.md": f"{markdown(matrix(data))}\n\n{markdown(releases(data))}",
+        ROOT / "docs" / "verification.md": "\n\n".join(map(markdown, (matrix(data), releases(data), code(data)))),
     }
     files = {path: _between_marks(path.read_text(), text) for path, text in tables.items()}
+    files[ROOT / "vllm_pp_fixes" / "seen.json"] = json.dumps(seen(data), indent=1) + "\n"
     for release, result in data.items():
         if "patched" in result and "versions" in result:
             for patch in patches_of(release):
@@ -105,6 +108,40 @@ def releases(data: dict[str, Any]) -> list[list[str]]:
             ]
         )
     return table
+
+
+def recorded(data: dict[str, Any]) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the digests of each release, and of its patched tree, that are on record: by model, by function."""
+    found = {}
+    for release in sorted(data, key=numbers):
+        for name, result in ((release, data[release]), (f"{release} patched", data[release].get("patched", {}))):
+            if "code" in result:
+                found[name] = result["code"]
+    return found
+
+
+def seen(data: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return what the package keeps of the digests: for each model, what its functions were, and in which releases."""
+    kept: dict[str, list[dict[str, Any]]] = {model: [] for model in MODELS}
+    for release, models_ in recorded(data).items():
+        for model, functions in models_.items():
+            same = [record for record in kept[model] if record["functions"] == functions]
+            if not same:
+                kept[model].append({"releases": [], "functions": functions})
+            (same or kept[model])[-1]["releases"].append(release)
+    return kept
+
+
+def code(data: dict[str, Any]) -> list[list[str]]:
+    """Return the third table: a row a release, for each model a digest of all the functions that its cures rest on."""
+    table = [["", *MODELS]]
+    for release, models_ in recorded(data).items():
+        table.append([release, *(_short(models_.get(model)) for model in MODELS)])
+    return table
+
+
+def _short(functions: dict[str, str] | None) -> str:
+    return hashlib.sha256(json.dumps(functions, sort_keys=True).encode()).hexdigest()[:6] if functions else "-"
 
 
 def tested(release: str, result: dict[str, Any], patch: Patch) -> str:

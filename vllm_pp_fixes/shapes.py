@@ -10,7 +10,19 @@ FACTORY = "make_empty_intermediate_tensors"
 LEVELS = "deepstack_input_embeds"
 """Attribute that holds the levels of a batch."""
 
+OWN_GRAPHS_REST_ON = {"vllm_config.compute_hash:additional_config": "takes `additional_config` into the cache's key"}
+"""What keeps a drop-in's compiled graphs apart from upstream's; see `Fault.rests_on`."""
+
+BUILDS_RESTS_ON = {
+    "__init__": "builds the buffers of the levels, the text model, and takes the text model's factory for its own",
+    "language_model.__init__": "takes the factory of the model inside for its own",
+    "language_model.model.__init__": "gives the stage's layers, and a factory that declares hidden states and residual",
+}
+"""What the constructors are taken to build; see `Fault.rests_on`."""
+
 CARRIED_RESTS_ON = {
+    **BUILDS_RESTS_ON,
+    **OWN_GRAPHS_REST_ON,
     "forward": "hands the levels of its buffers to the inner model on the first stage only, and then clears them",
     "language_model.model.forward": "adds level k after layer k, from the key `deepstack_input_embeds_<k>`, for each k "
     "below the number of levels that it is given; takes the five arguments that are passed here; returns hidden states "
@@ -19,7 +31,7 @@ CARRIED_RESTS_ON = {
     f"_get_{LEVELS}": "gives views of the buffers, zero where the batch has no level",
     f"_set_{LEVELS}": "writes the levels of a batch into the buffers",
     f"_clear_{LEVELS}": "zeroes that many rows of the buffers",
-    FACTORY: "declares hidden states and residual, no level",
+    FACTORY: "is an attribute that the constructor sets, and declares hidden states and residual, no level",
 }
 """What carrying levels over stages takes for granted; see `Fault.rests_on`."""
 

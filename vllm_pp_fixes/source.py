@@ -81,6 +81,50 @@ class Tree:
                 break
         raise CannotTell(f"no constructor of {cls} in {model}.py builds a text model")
 
+    def definitions(self, model: str, cls: str, path: str) -> list[tuple[str, ast.ClassDef, Function]]:
+        """Return the function that `path` leads to from a class, and those that it calls by `super()`.
+
+        `forward` is the class's own, `language_model.model.forward` that of what its constructors build under these
+        names, `vllm_config.compute_hash` that of vLLM's configuration. Each comes with its module and class; none
+        where there is no such function. Raises `CannotTell`.
+        """
+        *owners, name = path.split(".")
+        if owners == ["vllm_config"]:
+            chain = [("config.vllm", self.cls("config/vllm.py", "VllmConfig"))]
+        else:
+            for owner in owners:
+                model, cls = self._built(model, cls, owner)
+            chain = [*self.mro(model, cls)]
+        found = []
+        while chain:
+            (module, node), *chain = chain
+            if (function := own_method(node, name)) is None:
+                continue
+            found.append((module, node, function))
+            calls = [part for part in ast.walk(function) if isinstance(part, ast.Call)]
+            parent = next((call for call in calls if dotted(call.func) == "super"), None)
+            if parent is None:
+                break
+            # `super(Parent, self)` passes over that parent, and over what comes before it.
+            after = dotted(parent.args[0]) if parent.args else node.name
+            if after != node.name:
+                names = [each.name for _, each in chain]
+                chain = chain[names.index(after) + 1 :] if after in names else []
+        return found
+
+    def _built(self, model: str, cls: str, attribute: str) -> tuple[str, str]:
+        """Return module and name of the class that the constructors of a class build as `attribute`."""
+        for module, node in self.mro(model, cls):
+            init = own_method(node, "__init__")
+            made = enclosed(init, lambda s: assigns(s, f"self.{attribute}") is not None) if init else ()
+            values = [assigns(found[-1], f"self.{attribute}") for found in made]
+            names = {dotted(value.func) if isinstance(value, ast.Call) else "" for value in values}
+            if len(names) == 1 and (home := self._home(module, name := names.pop())):
+                return home, name
+            if names:
+                break
+        raise CannotTell(f"the constructor of {cls} in {model}.py builds no {attribute} of a class that is known")
+
 
 def path_of(model: str) -> str:
     """Return the file of a model's module, from the folder of the package `vllm`."""

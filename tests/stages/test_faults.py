@@ -72,7 +72,7 @@ def test_what_a_cure_rests_on_is_there(fault: Fault, model_type: str, build: Bui
     roots = {"vllm_config": stage.config}
     for path in fault.rests_on:
         root, _, rest = path.partition(".")
-        found = attrgetter(rest)(roots[root]) if root in roots else attrgetter(path)(stage.model)
+        found = attrgetter(rest.partition(":")[0])(roots[root]) if root in roots else attrgetter(path)(stage.model)
         assert callable(found), path
     assert fault.rests_on
 

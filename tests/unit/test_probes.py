@@ -19,20 +19,23 @@ SPEC = find_spec("vllm")
 assert SPEC is not None
 assert SPEC.origin is not None
 INSTALLED = Path(SPEC.origin).parent
+READ = "config", "model_executor/models", "v1/executor"
 Edit = Callable[..., Tree]
 
 
 @pytest.fixture
 def edited(tmp_path: Path) -> Edit:
-    """Make a tree of the installed vLLM's files that the probes read, with replacements in one of them."""
+    """Make a tree of the installed vLLM's files that are read, with replacements in one of them."""
 
     def make(file: str, *replacements: tuple[str, str], version: str = "") -> Tree:
         root = tmp_path / "vllm"
-        for path in ("config/model.py", *(f"model_executor/models/{model}.py" for model in MODELS)):
-            if (INSTALLED / path).is_file():
-                (root / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(INSTALLED / path, root / path)
+        shutil.rmtree(root, ignore_errors=True)
+        for folder in READ:
+            (root / folder).mkdir(parents=True)
+            for path in (INSTALLED / folder).glob("*.py"):
+                (root / folder / path.name).symlink_to(path)
         text = (root / file).read_text()
+        (root / file).unlink()
         for old, new in replacements:
             assert old in text
             text = text.replace(old, new)

@@ -9,7 +9,7 @@ from ..runtime.stages import parse_split, stages
 from ..version import identity
 from . import CommandError
 from .configuration import Configuration
-from .installed import ask_vllm, findings, plugin_state, range_warning, tree, version_of
+from .installed import ask_vllm, findings, left, plugin_state, range_warning, tree, version_of
 from .progress import Progress
 
 NAME = "check"
@@ -70,6 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     has = [f.fault.id for f in findings(source, version) if configuration.model in f.affected]
     if has and not ours:
         print(f"upstream's class has {', '.join(has)}")
+    if not ours and (why := left(source).get(configuration.model)):
+        print(f"{configuration.model} stays upstream's: {why}")
     split_given = given or answer.get("split", [])
     if not split_given:
         return 0 if ours or not has else 1

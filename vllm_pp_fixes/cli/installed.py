@@ -18,11 +18,13 @@ from ..faults import FAULTS
 from ..plugin import enabled, origin
 from ..registry import MODELS
 from ..releases import NEWEST, OLDEST, TESTED, numbers
+from ..seen import recognised
 from ..source import CannotTell, Tree
 from . import CommandError
 
 PLUGINS = "vllm.general_plugins"
 OWN = "vllm_pp_fixes"
+_DECIDES = "a drop-in serves where it has seen all the code that it rests on"
 
 
 def tree(path: Path | None = None) -> Tree:
@@ -56,12 +58,12 @@ def range_warning(version: str) -> str:
     """Say in one line what is to be known of a vLLM outside the tested releases; empty inside."""
     release = numbers(version)
     if release == (0, 0, 0):
-        return f"not tested with this release ({version} names none): the probes decide"
+        return f"not tested with this release ({version} names none): {_DECIDES}"
     if release < numbers(OLDEST):
         return f"vLLM {version} is older than {OLDEST}, which the drop-ins begin with: the plugin does nothing here"
     if release > numbers(TESTED):
         known = f" (its sources were probed, and ran over {TESTED}'s binaries)" if release <= numbers(NEWEST) else ""
-        return f"not tested with this release{known}: tested are {OLDEST} to {TESTED}; the probes decide"
+        return f"not tested with this release{known}: tested are {OLDEST} to {TESTED}; {_DECIDES}"
     return ""
 
 
@@ -98,6 +100,18 @@ def findings(source: Tree, version: str) -> list[Finding]:
                 finding.unknown[model] = str(error)
         found.append(finding)
     return found
+
+
+def left(source: Tree) -> dict[str, str]:
+    """Return the models of a tree that stay upstream's since code is new that their drop-in rests on, and why."""
+    why = {}
+    for model in MODELS:
+        if source.has(model):
+            try:
+                recognised(source, model)
+            except CannotTell as error:
+                why[model] = str(error)
+    return why
 
 
 def plugin_state() -> tuple[set[str], str]:

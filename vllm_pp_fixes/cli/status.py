@@ -10,7 +10,7 @@ from typing import Any
 from ..registry import ARCHITECTURES, MODELS
 from ..version import identity
 from . import CommandError
-from .installed import Finding, ask_vllm, findings, other_plugins, plugin_state, range_warning, tree, version_of
+from .installed import Finding, ask_vllm, findings, left, other_plugins, plugin_state, range_warning, tree, version_of
 from .progress import Progress
 
 NAME = "status"
@@ -31,7 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = findings(source, version)
     served, state = plugin_state()
     holders, problem = _holders() if arguments.tree is None else ({}, "")
-    served -= {model for model in served if all(name in holders for name in MODELS[model].architectures)}
+    new = left(source)
+    held = {model for model in MODELS if all(name in holders for name in MODELS[model].architectures)}
+    served -= {*new} | held
     warning = range_warning(version)
     if arguments.json:
         report = {
@@ -41,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
             "warning": warning,
             "plugin": {"loaded": bool(served), "state": state},
             "held_by_others": holders,
+            "left": new,
             "faults": [_as_json(finding, served) for finding in found],
         }
         print(json.dumps(report, indent=2))
@@ -56,10 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if problem:
         print(f"whether another plugin holds an architecture is not known: {problem}")
+    for model, why in new.items():
+        print(f"{model} stays upstream's: {why}")
     print()
     matter = [finding for finding in found if finding.affected or finding.unknown or finding.differs]
     for finding in matter:
-        _print(finding, served)
+        _print(finding, served, new)
     if not any(finding.affected for finding in found):
         print("no fault is known in this vLLM: the plugin finds nothing to do")
     if rest := [finding for finding in found if finding not in matter]:
@@ -107,11 +112,12 @@ def _as_json(finding: Finding, served: set[str]) -> dict[str, Any]:
     }
 
 
-def _print(finding: Finding, served: set[str]) -> None:
+def _print(finding: Finding, served: set[str], new: dict[str, str]) -> None:
     fault = finding.fault
     for now, models in (
         ("cured", [model for model in finding.affected if model in served]),
-        ("not cured now; the plugin would", [model for model in finding.affected if model not in served]),
+        ("not cured, its code is new", [model for model in finding.affected if model in new]),
+        ("not cured now; the plugin would", [m for m in finding.affected if m not in served and m not in new]),
     ):
         if models:
             print(f"{fault.id} ({', '.join(models)}): {now}: {fault.remedy}")

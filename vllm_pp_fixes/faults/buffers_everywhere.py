@@ -36,6 +36,7 @@ FAULT = Fault(
     probe=probe,
     cure=cure,
     rests_on={
+        "__init__": "makes the buffers, a list that its own functions alone read",
         "_get_deepstack_input_embeds": "gives None where the list of buffers is empty",
         "embed_input_ids": "fills the buffers, and runs on the first stage only",
     },

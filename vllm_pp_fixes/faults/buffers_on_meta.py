@@ -41,5 +41,8 @@ FAULT = Fault(
     until="0.28.0",
     probe=probe,
     cure=cure,
-    rests_on={"_get_deepstack_input_embeds": "gives None where the list of buffers is empty"},
+    rests_on={
+        "__init__": "makes the buffers, a list that its own functions alone read",
+        "_get_deepstack_input_embeds": "gives None where the list of buffers is empty",
+    },
 )

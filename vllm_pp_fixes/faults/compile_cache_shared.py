@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..fault import Cure, Fault
 from ..releases import OLDEST
+from ..shapes import OWN_GRAPHS_REST_ON
 from ..source import CannotTell, Tree, mentions, own_method
 
 
@@ -38,5 +39,5 @@ FAULT = Fault(
     until="0.33.0 (every drop-in keeps a key of its own: upstream's graph is not its own)",
     probe=probe,
     cure=cure,
-    rests_on={"vllm_config.compute_hash": "takes `additional_config` into the key"},
+    rests_on=OWN_GRAPHS_REST_ON,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..fault import Cure, Fault
 from ..releases import NEWEST
-from ..shapes import CARRIED_RESTS_ON, FACTORY, LEVELS
+from ..shapes import CARRIED_RESTS_ON, FACTORY, LEVELS, OWN_GRAPHS_REST_ON
 from ..source import Tree, assigns, enclosed, is_none
 
 
@@ -37,10 +37,13 @@ FAULT = Fault(
     probe=probe,
     cure=cure,
     rests_on={
+        **OWN_GRAPHS_REST_ON,
         "__init__": "lists the levels in `deepstack_inject_layer_indices` of the text model and of the model inside",
         "embed_input_ids": "assigns `deepstack_input_embeds` anew in each step: None, or the levels of all tokens",
         "forward": "hands `deepstack_input_embeds` to the inner model on the first stage, and assigns None after it",
+        "language_model.__init__": "takes the list of levels from the configuration",
+        "language_model.model.__init__": "takes the list of levels from the configuration; gives the stage's layers",
         "language_model.model.forward": CARRIED_RESTS_ON["language_model.model.forward"],
-        FACTORY: "declares, beside hidden states and residual, what `deepstack_inject_layer_indices` lists",
+        f"language_model.{FACTORY}": "declares hidden states, residual, what `deepstack_inject_layer_indices` lists",
     },
 )

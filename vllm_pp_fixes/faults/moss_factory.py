@@ -52,5 +52,5 @@ FAULT = Fault(
     until="0.25.0",
     probe=probe,
     cure=cure,
-    rests_on={FACTORY: "declares what the text model's own `deepstack_inject_layer_indices` lists"},
+    rests_on={f"language_model.{FACTORY}": "declares what the text model's own `deepstack_inject_layer_indices` lists"},
 )

@@ -47,7 +47,7 @@ FAULT = Fault(
     probe=probe,
     cure=cure,
     rests_on={
-        FACTORY: "declares what the text model's `deepstack_inject_layer_indices` lists",
+        f"language_model.{FACTORY}": "declares what the text model's `deepstack_inject_layer_indices` lists",
         "language_model.model.forward": "sends what its own `deepstack_inject_layer_indices` lists",
     },
 )

@@ -28,5 +28,5 @@ FAULT = Fault(
     until="a release whose factory declares levels",
     probe=takes_over_factory,
     cure=cure,
-    rests_on={"__init__": "asks whether it is the first stage for its refusal and nothing else", **CARRIED_RESTS_ON},
+    rests_on={**CARRIED_RESTS_ON, "__init__": "asks whether it is the first stage for its refusal and nothing else"},
 )

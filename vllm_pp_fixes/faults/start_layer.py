@@ -36,5 +36,5 @@ FAULT = Fault(
     until="0.22.0",
     probe=probe,
     cure=cure,
-    rests_on={"__init__": "asks whether it is the first stage for this question and nothing else", **CARRIED_RESTS_ON},
+    rests_on={**CARRIED_RESTS_ON, "__init__": "asks whether it is the first stage for this question and nothing else"},
 )

@@ -55,5 +55,8 @@ FAULT = Fault(
     until="0.23.0",
     probe=probe,
     cure=cure,
-    rests_on={"model.forward": "sends hidden states and residual, each `(num_tokens, hidden_size)`"},
+    rests_on={
+        "forward": "returns what the model inside returns",
+        "model.forward": "sends hidden states and residual, each `(num_tokens, hidden_size)`",
+    },
 )

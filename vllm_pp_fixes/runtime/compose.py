@@ -71,7 +71,8 @@ class DropIn:
 def drop_in(upstream: type, module: str) -> type:
     """Return the class that serves in place of `upstream`: upstream's own where nothing is wrong, or none can tell.
 
-    Only the cures of the faults that it has are composed. They go directly above the class whose constructor is at
+    Only the cures of the faults that it has are composed, all or none: none where upstream's code is not one that the
+    drop-in was seen right with (`vllm_pp_fixes.seen`). They go directly above the class whose constructor is at
     fault, below a subclass that makes something else of its output (a projection, a pooler). `module` is the name of
     the module that the class is for.
 
@@ -89,10 +90,10 @@ def drop_in(upstream: type, module: str) -> type:
 
 def _compose(upstream: type, module: str) -> type:
     # Imported here, where an error is caught.
-    from ..faults import present
+    from ..seen import recognised
 
     tree, name = Tree(Path(vllm.__file__).parent), _module(upstream)
-    faults = present(tree, name, upstream.__name__)
+    faults = recognised(tree, name, upstream.__name__)
     if not faults:
         return upstream
     home, builder, _ = tree.builder(name, upstream.__name__)
