@@ -1,6 +1,6 @@
 """Ring 3 for the other models: each cell equals one stage of upstream's class, run plainly.
 
-That upstream's own does not is seen in `test_release.py`, fault by fault.
+That upstream's own does not is seen in `test_release.py`, fault by fault; 1+5 is asked there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vllm_pp_fixes.demo.forkserver import ForkServer
 
 OMNI, MOSS = "qwen3_omni_moe_thinker", "moss_audio"
 RIGHT_UPSTREAM = {"step3_text"}
-SPLITS = [(model_type, split) for model_type in OTHERS for split in ((1, 5), (1, 1, 4))]
+SPLITS = [(model_type, (1, 1, 4)) for model_type in OTHERS]
 MORE_SPLITS = [(OMNI, (2, 4)), (OMNI, (1,) * 6)]
 
 
@@ -57,20 +57,18 @@ def test_compiled(engines: ForkServer, checkpoint: Checkpoint, reference: Refere
     assert_same(engines.run(cell(checkpoint(model_type), 1, 5, model_type=model_type, **engine)), reference(model_type))
 
 
-@pytest.mark.parametrize("model_type", OTHERS)
+@pytest.mark.parametrize("model_type", [OMNI, MOSS])
 def test_piecewise_after_upstream(
     engines: ForkServer, checkpoint: Checkpoint, reference: Reference, cache: Path, model_type: str
 ) -> None:
-    """On one cache and one split: upstream, whose graph may be wrong, then ours, which compiles its own."""
+    """On one cache and one split: upstream, whose graph is wrong, then ours, which compiles its own."""
     model, split = checkpoint(model_type), ROWS[model_type].upstream_splits[0]
-    theirs = engines.run(piecewise(model, cache, *split, model_type=model_type, env=UPSTREAM))
-    if model_type in (OMNI, MOSS):
-        assert_wrong(theirs, reference(model_type))
-    else:
-        assert_same(theirs, reference(model_type))
+    assert_wrong(
+        engines.run(piecewise(model, cache, *split, model_type=model_type, env=UPSTREAM)), reference(model_type)
+    )
     ours = engines.run(piecewise(model, cache, *split, model_type=model_type))
     assert_same(ours, reference(model_type))
-    assert (LOADED in ours.log) == (model_type in RIGHT_UPSTREAM)
+    assert LOADED not in ours.log
 
 
 @pytest.mark.parametrize("model_type", [model_type for model_type in OTHERS if ROWS[model_type].no_tower])
