@@ -171,7 +171,7 @@ def run(
                     apply_one(Patch.read(path), folder / "patched")
                 result["patched"]["unit"] = run_tests(python, folder, str(folder / "patched" / "tests"), **over)
             result["patched"][CODE] = code(folder / "patched" / "vllm")
-    elif CODE in parts:
+    elif CODE in parts and "patched" in read()[release]:
         with patched(python, source or site(python) / "vllm", folder):
             result["patched"] = {**read()[release]["patched"], CODE: code(folder / "patched" / "vllm")}
     return result
@@ -267,11 +267,12 @@ def read() -> dict[str, Any]:
 def keep(release: str, result: dict[str, Any], parts: Sequence[str] = PARTS) -> None:
     """Put a release's result into the data, into which another run may have written meanwhile, and print it."""
     data = read()
-    if failed(result):
-        for what in (result, result.get("patched", {})):
-            what.pop(CODE, None)
     kept = {name: value for name, value in data.get(release, {}).items() if "itself" not in parts or name in AFTER}
     data[release] = {**kept, **result}
+    if failed(data[release]):
+        # Nobody has seen this code right.
+        for what in (data[release], data[release].get("patched", {})):
+            what.pop(CODE, None)
     DATA.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
     print(report.markdown(report.releases({release: data[release]})), flush=True)
 
@@ -288,6 +289,8 @@ def main() -> int:
     if unknown := [release for release in arguments.releases if release not in RELEASES]:
         parser.error(f"{', '.join(unknown)}: known are {', '.join(RELEASES)}")
     broken, parts = False, arguments.only or PARTS
+    if CODE in parts and (new := [release for release in arguments.releases if release not in read()]):
+        parser.error(f"{', '.join(new)}: no run of it has passed yet")
     if arguments.unpacked:
         with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
             folder = arguments.folder or Path(temporary)

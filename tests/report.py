@@ -123,8 +123,8 @@ def recorded(data: dict[str, Any]) -> dict[str, dict[str, dict[str, str]]]:
 def seen(data: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return what the package keeps of the digests: for each model, what its functions were, and in which releases."""
     kept: dict[str, list[dict[str, Any]]] = {model: [] for model in MODELS}
-    for release, models_ in recorded(data).items():
-        for model, functions in models_.items():
+    for release, by_model in recorded(data).items():
+        for model, functions in by_model.items():
             same = [record for record in kept[model] if record["functions"] == functions]
             if not same:
                 kept[model].append({"releases": [], "functions": functions})
@@ -135,8 +135,8 @@ def seen(data: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 def code(data: dict[str, Any]) -> list[list[str]]:
     """Return the third table: a row a release, for each model a digest of all the functions that its cures rest on."""
     table = [["", *MODELS]]
-    for release, models_ in recorded(data).items():
-        table.append([release, *(_short(models_.get(model)) for model in MODELS)])
+    for release, by_model in recorded(data).items():
+        table.append([release, *(_short(by_model.get(model)) for model in MODELS)])
     return table
 
 

@@ -39,23 +39,21 @@ def recognised(tree: Tree, model: str, cls: str | None = None) -> tuple[Fault, .
     that was not seen gets a warning, no exception.
     """
     cls = cls or MODELS[model].class_name
-    # Their probes' answers are believed only of code that was seen, so that these are asked for first.
-    current = [fault for fault in faults.FAULTS if model in fault.models and fault.expected(NEWEST)]
-    _require(tree, model, cls, current)
-    found = faults.present(tree, model, cls)
-    _require(tree, model, cls, found)
-    return found
-
-
-def _require(tree: Tree, model: str, cls: str, resting: Iterable[Fault]) -> None:
-    new = strangers(tree, model, cls, sorted({path for fault in resting for path in fault.rests_on}))
+    # A probe's "no" is believed only of code that was seen, so that what the newest release has is asked for too.
+    resting = [
+        fault
+        for fault in faults.FAULTS
+        if model in fault.models and (fault.expected(NEWEST) or _found(fault, tree, model, cls))
+    ]
+    new = unseen(tree, model, cls, sorted({path for fault in resting for path in fault.rests_on}))
     if new and os.environ.get(UNSEEN) == "1":
         logger.warning("vllm_pp_fixes serves %s all the same (%s=1): %s", cls, UNSEEN, new)
     elif new:
-        raise CannotTell(f"{new}. {_consequence(tree, model, cls)}. {UNSEEN}=1 uses the drop-in all the same")
+        raise CannotTell(f"{new}. {_consequence(resting)}. {UNSEEN}=1 uses the drop-in all the same")
+    return faults.present(tree, model, cls)
 
 
-def strangers(tree: Tree, model: str, cls: str, paths: Iterable[str]) -> str:
+def unseen(tree: Tree, model: str, cls: str, paths: Iterable[str]) -> str:
     """Say which of these functions differ from those of the nearest release that was seen; empty where none does.
 
     Raises `CannotTell` where a path leads nowhere.
@@ -126,17 +124,17 @@ def _text(node: Any) -> str:
     return f"{type(node).__name__}({','.join(said)})"
 
 
-def _consequence(tree: Tree, model: str, cls: str) -> str:
-    """Say what upstream's class has, as far as the probes can tell of code that they do not know."""
+def _consequence(resting: Iterable[Fault]) -> str:
+    """Say what upstream's class may have, the worst first."""
     has: dict[str, list[str]] = {}
-    for fault in faults.FAULTS:
-        if model in fault.models and (_found(fault, tree, model, cls) or fault.expected(NEWEST)):
-            has.setdefault(fault.effect, []).append(fault.id)
+    for fault in resting:
+        has.setdefault(fault.effect, []).append(fault.id)
     known = "; ".join(f"{effect}: {', '.join(has[effect])}" for effect in EFFECTS if effect in has)
     return f"Upstream's class serves, with the faults that it may have ({known})"
 
 
 def _found(fault: Fault, tree: Tree, model: str, cls: str) -> bool:
+    """Tell what a probe finds; nothing in code that it does not know."""
     try:
         return fault.probe(tree, model, cls)
     except CannotTell:

@@ -13,15 +13,10 @@ LEVELS = "deepstack_input_embeds"
 OWN_GRAPHS_REST_ON = {"vllm_config.compute_hash:additional_config": "takes `additional_config` into the cache's key"}
 """What keeps a drop-in's compiled graphs apart from upstream's; see `Fault.rests_on`."""
 
-BUILDS_RESTS_ON = {
+CARRIED_RESTS_ON = {
     "__init__": "builds the buffers of the levels, the text model, and takes the text model's factory for its own",
     "language_model.__init__": "takes the factory of the model inside for its own",
     "language_model.model.__init__": "gives the stage's layers, and a factory that declares hidden states and residual",
-}
-"""What the constructors are taken to build; see `Fault.rests_on`."""
-
-CARRIED_RESTS_ON = {
-    **BUILDS_RESTS_ON,
     **OWN_GRAPHS_REST_ON,
     "forward": "hands the levels of its buffers to the inner model on the first stage only, and then clears them",
     "language_model.model.forward": "adds level k after layer k, from the key `deepstack_input_embeds_<k>`, for each k "

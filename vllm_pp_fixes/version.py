@@ -16,6 +16,6 @@ def identity() -> str:
     Two hosts, or a server and the graphs that it compiled yesterday, run the same code only where it is the same.
     """
     package, digest = Path(__file__).parent, hashlib.sha256()
-    for path in sorted([*package.rglob("*.py"), package / "seen.json"]):
+    for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".json")):
         digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes())
     return f"{__version__}+{digest.hexdigest()[:8]}"

@@ -31,11 +31,10 @@ def text_alone(one_stage: dict[str, Any]) -> dict[str, Any]:
     return part_of(one_stage, ROW.asked, ROW.text)
 
 
-@pytest.mark.parametrize("split", [(1, 1, 4)])
-def test_split(engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], split: tuple[int, ...]) -> None:
-    outcome = engines.run(cell(qwen3_vl, *split))
+def test_three_stages(engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any]) -> None:
+    outcome = engines.run(cell(qwen3_vl, 1, 1, 4))
     assert_same(outcome, one_stage, tolerance=0)
-    assert len(log_lines(outcome.log)) == len(split), "one line a process that serves"
+    assert len(log_lines(outcome.log)) == 3, "one line a process that serves"
 
 
 def test_disabled_upstream_refuses(engines: ForkServer, qwen3_vl: Path) -> None:

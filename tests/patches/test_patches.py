@@ -206,13 +206,14 @@ def test_the_folders_table_is_the_folder() -> None:
 
 
 def test_the_wheel_holds_them(tmp_path: Path) -> None:
-    """`vllm-pp-fixes diff` where the package is installed, without a checkout."""
+    """`vllm-pp-fixes diff` where the package is installed, without a checkout; and what was seen right."""
     root = Path(__file__).parents[2]
     uv = os.environ.get("UV", "uv")
     subprocess.run([uv, "build", "--quiet", "--wheel", "--out-dir", str(tmp_path), str(root)], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
+    assert (tmp_path / "site" / "vllm_pp_fixes" / "seen.json").is_file(), "without it no drop-in is composed"
     code = f"from vllm_pp_fixes.cli.diff import *; print(patches_folder(), len(patches_of({FOLDERS[-1].name!r})))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True, timeout=60

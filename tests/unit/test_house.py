@@ -103,7 +103,11 @@ def test_two_commits_of_one_version_are_told_apart(tmp_path: Path) -> None:
     assert before.startswith(f"{vllm_pp_fixes.__version__}+")
     with (package / "runtime" / "deepstack.py").open("a") as file:
         file.write("# another commit\n")
-    assert identity(tmp_path) != before
+    after = identity(tmp_path)
+    assert after != before
+    with (package / "seen.json").open("a") as file:
+        file.write(" ")
+    assert identity(tmp_path) != after, "what is composed depends on it"
 
 
 WITHOUT = """
