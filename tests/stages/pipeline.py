@@ -84,6 +84,11 @@ def cache_shape(backend: Any, blocks: int, layer: Any) -> tuple[int, ...]:
     return blocks, layer.num_kv_heads, BLOCK, 2 * layer.head_size
 
 
+def slots(attention: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Where each layer writes keys and values: a layer that is not told writes none, and attends to zeros."""
+    return {name: metadata.slot_mapping for name, metadata in attention.items()}
+
+
 class Model:
     """One stage: the model, its attention caches, and the receive buffers that its factory makes."""
 
@@ -156,7 +161,8 @@ class Model:
     @torch.inference_mode()
     def step(self, input_ids, positions, intermediate, inputs_embeds):
         tokens = positions.size(-1)
-        with self.on_stage(), set_forward_context(self.attention(tokens), self.config, num_tokens=tokens):
+        attention = self.attention(tokens)
+        with self.on_stage(), set_forward_context(attention, self.config, tokens, slot_mapping=slots(attention)):
             return self.model(
                 input_ids=input_ids,
                 positions=positions,

@@ -12,7 +12,17 @@ from vllm.forward_context import set_forward_context
 
 from tests.installed import FAULTS
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, Build, answers, batches, equal
-from tests.stages.pipeline import MAX_TOKENS, RECEIVE, Count, Group, Model, engine_config, start_distributed
+from tests.stages.pipeline import (
+    MAX_TOKENS,
+    RECEIVE,
+    Batch,
+    Count,
+    Group,
+    Model,
+    engine_config,
+    start_distributed,
+    text_batch,
+)
 from vllm_pp_fixes.models.qwen3_vl import Qwen3VLForConditionalGeneration as Ours
 from vllm_pp_fixes.runtime.agreement import StagesDisagree
 from vllm_pp_fixes.runtime.deepstack import key
@@ -25,6 +35,15 @@ def wipe(stage: Model) -> None:
     for buffer in stage.model.deepstack_input_embeds:
         buffer.zero_()
     stage.model.deepstack_input_embeds_num_tokens = 0
+
+
+def test_a_token_attends_to_those_before_it(build: Build) -> None:
+    """Attention is real: without a slot for each key it would look at zeros, and each token stand alone."""
+    one = text_batch(12, 2)
+    other = Batch(one.input_ids.clone())
+    other.input_ids[0] += 1
+    a, b = answers(build((1, 5)), [one, other])
+    assert not torch.equal(a[-1], b[-1])
 
 
 @pytest.mark.skipif("start-layer" in FAULTS["qwen3_vl"], reason="upstream is right nowhere")
