@@ -56,6 +56,9 @@ class Fault:
     """What the cure takes for granted: a function of upstream's, by its path from the model or from `vllm_config`,
     to what is assumed of it."""
 
+    no_diff: str = ""
+    """Why `patches/` has no diff of it, where it has none."""
+
     @property
     def models(self) -> tuple[str, ...]:
         """Module names of all models that it hits."""

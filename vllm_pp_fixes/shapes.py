@@ -13,6 +13,14 @@ LEVELS = "deepstack_input_embeds"
 OWN_GRAPHS_REST_ON = {"vllm_config.compute_hash:additional_config": "takes `additional_config` into the cache's key"}
 """What keeps a drop-in's compiled graphs apart from upstream's; see `Fault.rests_on`."""
 
+POSITIONS_REST_ON = {
+    "__init__": "sets the factory",
+    "forward": "hands positions to the inner model as they are; returns a dictionary on every stage but the last",
+    "language_model.model.forward": "rotates by the positions that it is given, and by nothing else",
+    **OWN_GRAPHS_REST_ON,
+}
+"""What sending positions over stages takes for granted; see `Fault.rests_on`."""
+
 CARRIED_RESTS_ON = {
     "__init__": "builds the buffers of the levels, the text model, and takes the text model's factory for its own",
     "language_model.__init__": "takes the factory of the model inside for its own",

@@ -36,6 +36,10 @@ class Tree:
         """Tell whether this vLLM has the module of `model`."""
         return (self.root / path_of(model)).is_file()
 
+    def mentions(self, path: str, wanted: Callable[[ast.AST], object]) -> bool:
+        """Tell whether anything in the file `path` is `wanted`; nothing is in a file that is not there."""
+        return (self.root / path).is_file() and any(map(wanted, ast.walk(self._parse(path))))
+
     def cls(self, path: str, name: str) -> ast.ClassDef:
         """Return a class of the file `path`. Raises `CannotTell`."""
         for node in self._parse(path).body:

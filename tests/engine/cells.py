@@ -31,6 +31,9 @@ PIECEWISE: dict[str, Any] = {
     }
 }
 PIECEWISE_ENV = "VLLM_PP_FIXES_TEST_PIECEWISE"
+RAY_ENV = "VLLM_PP_FIXES_TEST_RAY"
+"""Where it is set, stages run as under Ray's compiled-graph executor."""
+PRUNED: dict[str, Any] = {"video_pruning_rate": 0.5}
 
 V2_ENV = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",

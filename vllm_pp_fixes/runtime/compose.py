@@ -32,6 +32,8 @@ class DropIn:
     cured: tuple[str, ...] = ()
     """Ids of the faults that this upstream class has."""
     conditions: tuple[Condition, ...] = ()
+    outermost = False
+    """Whether a cure stands above those that do not call upstream's `forward` on every stage."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str | None = None) -> None:
         from vllm.distributed import get_pp_group
@@ -102,6 +104,7 @@ def _compose(upstream: type, module: str) -> type:
         raise CannotTell(f"it does not inherit from {builder} of {home}, as its source does")
     cures = [fault.cure() for fault in faults]
     mixins = [DropIn, *(mixin for cure in cures for mixin in cure.mixins)]
+    mixins.sort(key=lambda mixin: not getattr(mixin, "outermost", False))
     mixed = subclass(
         builder,
         module,

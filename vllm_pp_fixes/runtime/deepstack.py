@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.distributed import get_pp_group
-from vllm.forward_context import get_forward_context
 from vllm.sequence import IntermediateTensors
 
-from .agreement import Agreement, announce
+from .agreement import Agreement, all_stages_stand, announce
 from .compose import DropIn
 from .construction import asked_for
 from .stages import Stage
@@ -140,7 +139,7 @@ class DeepStackOverStages(StageLevels):
         Returns hidden states `(num_tokens, hidden_size)` on the last stage, else what the next stage's factory
         declares. Raises `StagesDisagree` at the first step if a neighbour does not run what this stage runs.
         """
-        if self.agreement is not None and not torch.compiler.is_compiling() and self._all_stages_stand():
+        if self.agreement is not None and not torch.compiler.is_compiling() and all_stages_stand(self.launched_apart):
             self.agreement.check()
             self.agreement = None
         stage = self.pp_stage
@@ -167,10 +166,6 @@ class DeepStackOverStages(StageLevels):
                 ),
             )
         return IntermediateTensors({**output.tensors, **payload}) if payload else output
-
-    def _all_stages_stand(self) -> bool:
-        """Tell whether every stage has been built: the ranks of an external launcher warm up each on its own."""
-        return not self.launched_apart or get_forward_context().attn_metadata is not None
 
     # Upstream's, named here for readers and the type checker.
     if TYPE_CHECKING:
