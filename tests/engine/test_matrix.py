@@ -39,8 +39,8 @@ def test_the_installed_release(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(3000)
 def test_an_old_release(tmp_path: Path) -> None:
-    """Without its patched tree, and without the two cells that take as long as the others together."""
+    """Without its patched tree, and without the cells that take long and of which the installed release has a twin."""
     python = matrix.make(OLD, tmp_path)
-    few: Any = {"VLLM_PP_FIXES_TELLING": "1", "PYTEST_ADDOPTS": "-k 'not piecewise'"}
+    few: Any = {"VLLM_PP_FIXES_TELLING": "1", "PYTEST_ADDOPTS": "-k 'not (piecewise or ray or pruned)'"}
     result = matrix.run(OLD, python, tmp_path, ("itself", "diffs"), **few)
     assert_as_it_should_be(result, tmp_path)

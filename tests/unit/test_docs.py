@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,19 @@ DATA = json.loads(matrix.DATA.read_text())
 
 def test_the_committed_matrix_has_no_failure() -> None:
     assert not [release for release, result in DATA.items() if matrix.failed(result)]
+
+
+def test_cells_that_ran_later_stand_beside_those_that_are_recorded() -> None:
+    def record(**cells: str) -> dict[str, Any]:
+        listed = [{"cell": name, "upstream": "wrong by 1", "ours": ours} for name, ours in cells.items()]
+        passed = sum(ours == "same" for ours in cells.values())
+        return {"engine": {"passed": passed, "failed": len(cells) - passed}, "cells": listed}
+
+    made = matrix.beside(record(a="same", b="same"), record(b="same", c="same"))
+    assert {cell["cell"] for cell in made["cells"]} == {"a", "b", "c"}
+    assert made["engine"] == {"passed": 3, "failed": 0}
+    assert made["later"][0]["cells"] == ["b", "c"]
+    assert matrix.failed(matrix.beside(record(a="same"), record(b="wrong by 1")))
 
 
 def test_what_is_written_from_data_is_what_the_data_says() -> None:
