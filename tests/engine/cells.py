@@ -32,7 +32,10 @@ PIECEWISE: dict[str, Any] = {
 }
 PIECEWISE_ENV = "VLLM_PP_FIXES_TEST_PIECEWISE"
 RAY_ENV = "VLLM_PP_FIXES_TEST_RAY"
-"""Where it is set, stages run as under Ray's compiled-graph executor."""
+UNDER_RAY = {RAY_ENV: "1"}
+"""Environment in which stages run as under Ray's compiled-graph executor."""
+POSITIONS = "M-RoPE positions of stage 1"
+"""What a stage's line says where they cross."""
 PRUNED: dict[str, Any] = {"video_pruning_rate": 0.5}
 
 V2_ENV = {

@@ -11,7 +11,9 @@ from tests.engine.cells import (
     DEFAULT_COMPILE,
     EAGER,
     LOADED,
+    POSITIONS,
     REFUSAL,
+    UNDER_RAY,
     UPSTREAM,
     assert_same,
     cell,
@@ -52,10 +54,14 @@ def test_compiled(engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any]
     assert_same(engines.run(cell(qwen3_vl, 1, 5, **DEFAULT_COMPILE)), one_stage)
 
 
-@pytest.mark.parametrize("mode", ["weights", "data"])
-def test_tensor_parallel(engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], mode: str) -> None:
-    outcome = engines.run(cell(qwen3_vl, 1, 5, tensor_parallel_size=2, mm_encoder_tp_mode=mode))
+@pytest.mark.parametrize(("mode", "env"), [("weights", UNDER_RAY), ("data", {})], ids=["weights, Ray", "data"])
+def test_tensor_parallel(
+    engines: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], mode: str, env: dict[str, str]
+) -> None:
+    """A rank of a stage sends a slice of each tensor; under Ray's compiled graph positions are among them."""
+    outcome = engines.run(cell(qwen3_vl, 1, 5, env=env, tensor_parallel_size=2, mm_encoder_tp_mode=mode))
     assert_same(outcome, one_stage)
+    assert outcome.log.count(POSITIONS) == (4 if env else 0)
 
 
 def test_piecewise_cold_warm_and_towers(
@@ -87,9 +93,10 @@ def test_v2(engines_v2: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], e
     assert_same(outcome, one_stage)
 
 
-def test_v2_piecewise(engines_v2: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
+def test_v2_piecewise_under_ray(engines_v2: ForkServer, qwen3_vl: Path, one_stage: dict[str, Any], cache: Path) -> None:
     for loaded in (0, 3):
-        outcome = engines_v2.run(piecewise(qwen3_vl, cache, 1, 1, 4))
+        outcome = engines_v2.run(piecewise(qwen3_vl, cache, 1, 1, 4, env=UNDER_RAY))
+        assert outcome.log.count(POSITIONS) == 3
         assert "Using V2 Model Runner" in outcome.log
         assert outcome.log.count(LOADED) == loaded
         assert_same(outcome, one_stage)

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Checkpoint, edited
-from tests.engine.cells import EAGER, PIECEWISE, PIECEWISE_ENV, PRUNED, RAY_ENV, SMALL_CHUNKS, TRACE_ONCE, UPSTREAM
+from tests.engine.cells import EAGER, PIECEWISE, PIECEWISE_ENV, PRUNED, SMALL_CHUNKS, TRACE_ONCE, UNDER_RAY, UPSTREAM
 from tests.installed import FAULTS, NO_DIFF
 from tests.models import NO_VISION
 from vllm_pp_fixes import faults
@@ -76,7 +76,7 @@ class Telling:
 
 REFUSED, NO_NAME = "start_layer", "No model architectures are specified|list index out of range"
 NO_RESIDUAL, NO_GRAPH = "KeyError: 'residual'", "'NoneType' object has no attribute|KeyError"
-RAY: dict[str, Any] = {"env": {RAY_ENV: "1"}, "hidden_by": "start-layer"}
+RAY: dict[str, Any] = {"env": UNDER_RAY, "hidden_by": "start-layer"}
 PRUNING: dict[str, Any] = {"always": PRUNED, "asked": ("text", "scene", "text2"), "hidden_by": "start-layer"}
 CELLS = [
     Telling("text-architectures", VL, (3, 3), NO_NAME),
@@ -106,7 +106,7 @@ CELLS = [
     Telling("step3-residual", STEP3, (1, 5), NO_RESIDUAL),
     Telling("ray-strips-media", VL, (3, 3), engine=TRACE_ONCE, how="traced once", **RAY),
     Telling("ray-strips-media", VL, (3, 3), engine=EAGER, how="V2", **RAY),
-    Telling("ray-strips-media", OMNI, (3, 3), env={RAY_ENV: "1"}),
+    Telling("ray-strips-media", OMNI, (3, 3), env=UNDER_RAY),
     Telling("pruned-positions", VL, (3, 3), engine={"skip_mm_profiling": True}, **PRUNING),
     Telling("pruned-positions", VL, (3, 3), engine=EAGER, how="V2", oldest=(0, 25), **PRUNING),
 ]
