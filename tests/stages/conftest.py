@@ -10,6 +10,7 @@ import torch
 from tests.conftest import Checkpoint, edited
 from tests.installed import FAULTS
 from tests.models import ROWS
+from tests.stages.device import same
 from tests.stages.pipeline import (
     Batch,
     Model,
@@ -47,7 +48,7 @@ def answers(pipeline: Pipeline, asked: list[Batch], runner: str = "V1") -> list[
 
 
 def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    return all(same(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ import os
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -23,8 +24,10 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 from vllm.sequence import IntermediateTensors
+from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from tests.stages.device import DEVICE, DTYPE
 from vllm_pp_fixes.demo.engine import ENGINE_ENV
 from vllm_pp_fixes.demo.prompts import picture
 
@@ -56,37 +59,95 @@ class Group:
 def start_distributed() -> None:
     os.environ.update(ENGINE_ENV)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    backend = "gloo"
+    if DEVICE.type == "cuda":
+        # As a GPU's worker does; its experts take their scratch memory from the second.
+        backend = "nccl"
+        torch.cuda.set_device(0)
+        import_module("vllm.v1.worker.workspace").init_workspace_manager(torch.device("cuda", 0))
     with set_current_vllm_config(VllmConfig()):
         parallel_state.init_distributed_environment(
-            world_size=1, rank=0, local_rank=0, distributed_init_method="tcp://127.0.0.1:0", backend="gloo"
+            world_size=1, rank=0, local_rank=0, distributed_init_method="tcp://127.0.0.1:0", backend=backend
         )
         parallel_state.initialize_model_parallel()
 
 
 def engine_config(model: str, limits: dict[str, int] | None = None, **more: Any) -> VllmConfig:
+    settings: dict[str, Any] = {"enforce_eager": True, "trust_remote_code": True, "block_size": BLOCK}
     return EngineArgs(
         model=model,
-        dtype="float32",
-        enforce_eager=True,
+        dtype=str(DTYPE).removeprefix("torch."),
         max_model_len=MAX_TOKENS,
         max_num_batched_tokens=MAX_TOKENS,
         limit_mm_per_prompt=limits or {},
-        trust_remote_code=True,
-        **more,
-        block_size=BLOCK,
+        **(settings | more),
     ).create_engine_config()
 
 
 def cache_shape(backend: Any, blocks: int, layer: Any) -> tuple[int, ...]:
-    """Shape of a layer's cache; from 0.29 on the CPU backend no longer says it."""
+    """Shape of a layer's cache; from 0.29 on it is the same for every backend, and none says it."""
     if hasattr(backend, "get_kv_cache_shape"):
         return backend.get_kv_cache_shape(blocks, BLOCK, layer.num_kv_heads, layer.head_size)
     return blocks, layer.num_kv_heads, BLOCK, 2 * layer.head_size
 
 
-def slots(attention: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Where each layer writes keys and values: a layer that is not told writes none, and attends to zeros."""
-    return {name: metadata.slot_mapping for name, metadata in attention.items()}
+class Attention:
+    """The attention caches of a stage's layers, and what they are told of a batch; no tensor of it ever moves."""
+
+    def __init__(self, config: VllmConfig, model: torch.nn.Module) -> None:
+        own = set(model.modules())
+        context = config.compilation_config.static_forward_context
+        self.layers = {name: layer for name, layer in context.items() if hasattr(layer, "kv_cache") and layer in own}
+        layer = next(iter(self.layers.values()))
+        blocks, backend = MAX_TOKENS // BLOCK, layer.get_attn_backend()
+        self.caches = []
+        for each in self.layers.values():
+            cache = torch.zeros(cache_shape(backend, blocks, each), dtype=DTYPE, device=DEVICE)
+            self.caches.append(cache)
+            # Up to 0.18 a list, one for each virtual engine.
+            each.kv_cache = [cache] if isinstance(each.kv_cache, list) else cache
+        with set_current_vllm_config(config):
+            spec = layer.get_kv_cache_spec(config)
+            self.builder = backend.get_builder_cls()(spec, list(self.layers), config, DEVICE)
+        self.start = torch.zeros(2, dtype=torch.int32, device=DEVICE)
+        self.length = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        self.table = torch.arange(blocks, dtype=torch.int32, device=DEVICE).unsqueeze(0)
+        self.slot_mapping = torch.zeros(MAX_TOKENS, dtype=torch.int64, device=DEVICE)
+
+    @property
+    def slots(self) -> dict[str, torch.Tensor]:
+        """Where each layer writes keys and values: a layer that is not told writes none, and attends to zeros."""
+        return {name: metadata.slot_mapping for name, metadata in self.metadata.items()}
+
+    def plan(self, tokens: int, size: int = 0) -> None:
+        """Empty the caches for one sequence of `tokens` tokens, prefilled in one step, padded to `size`.
+
+        Padding belongs to no sequence and has no slot, as in vLLM's runners. What a graph keeps of a batch as numbers
+        is the same for all batches of that size.
+        """
+        size = size or tokens
+        for cache in self.caches:
+            cache.zero_()
+        start = torch.tensor([0, tokens], dtype=torch.int32)
+        self.start.copy_(start)
+        self.length.fill_(tokens)
+        self.slot_mapping.fill_(-1)
+        self.slot_mapping[:tokens] = torch.arange(tokens, device=DEVICE)
+        metadata = self.builder.build(
+            0,
+            CommonAttentionMetadata(
+                query_start_loc=self.start,
+                query_start_loc_cpu=start,
+                seq_lens=self.length,
+                num_reqs=1,
+                num_actual_tokens=size,
+                max_query_len=size,
+                max_seq_len=size,
+                block_table_tensor=self.table,
+                slot_mapping=self.slot_mapping[:size],
+            ),
+        )
+        self.metadata = dict.fromkeys(self.layers, metadata)
 
 
 class Model:
@@ -104,50 +165,25 @@ class Model:
         # On a processor with AMX 0.24 counts the layers of the text model's configuration, which knows of no stages.
         without_amx = mock.patch("torch.cpu._is_amx_tile_supported", return_value=False)
         own_split = mock.patch.dict(os.environ, VLLM_PP_LAYER_PARTITION=",".join(map(str, split)))
-        with self.on_stage(), own_split, without_amx:
+        with self.on_stage(), own_split, without_amx, DEVICE:
             self.model = cls(vllm_config=config, prefix="").eval()
         weights = publish(load_file(os.path.join(config.model_config.model, "model.safetensors")))
         with self.on_stage():
             self.model.load_weights(iter(weights.items()))
-            process_weights_after_loading(self.model, config.model_config, torch.device("cpu"))
+            process_weights_after_loading(self.model, config.model_config, DEVICE)
         self.buffers: Any = None
         if not self.group.is_first_rank:
-            self.buffers = self.model.make_empty_intermediate_tensors(MAX_TOKENS, torch.float32, torch.device("cpu"))
-        self.layers = config.compilation_config.static_forward_context
+            self.buffers = self.model.make_empty_intermediate_tensors(MAX_TOKENS, DTYPE, DEVICE)
 
     @contextmanager
     def on_stage(self):
-        with set_current_vllm_config(self.config), mock.patch.object(parallel_state, "_PP", self.group):
+        group = mock.patch.object(parallel_state, "_PP", self.group)
+        with set_current_vllm_config(self.config), group, set_default_torch_dtype(DTYPE):
             yield
 
-    def attention(self, tokens: int) -> dict[str, Any]:
-        """Metadata of one sequence of `tokens` tokens, prefilled in one step, and a fresh cache for each layer."""
-        layers = {name: layer for name, layer in self.layers.items() if hasattr(layer, "kv_cache")}
-        layer = next(iter(layers.values()))
-        blocks, backend = MAX_TOKENS // BLOCK, layer.get_attn_backend()
-        for each in layers.values():
-            cache = torch.zeros(cache_shape(backend, blocks, each))
-            # Up to 0.18 a list, one for each virtual engine.
-            each.kv_cache = [cache] if isinstance(each.kv_cache, list) else cache
-        builder = backend.get_builder_cls()(
-            layer.get_kv_cache_spec(self.config), list(layers), self.config, torch.device("cpu")
-        )
-        start = torch.tensor([0, tokens], dtype=torch.int32)
-        metadata = builder.build(
-            0,
-            CommonAttentionMetadata(
-                query_start_loc=start,
-                query_start_loc_cpu=start,
-                seq_lens=torch.tensor([tokens], dtype=torch.int32),
-                num_reqs=1,
-                num_actual_tokens=tokens,
-                max_query_len=tokens,
-                max_seq_len=tokens,
-                block_table_tensor=torch.arange(blocks, dtype=torch.int32).unsqueeze(0),
-                slot_mapping=torch.arange(tokens, dtype=torch.int64),
-            ),
-        )
-        return dict.fromkeys(layers, metadata)
+    @cached_property
+    def attention(self) -> Attention:
+        return Attention(self.config, self.model)
 
     @torch.inference_mode()
     def embed(self, batch: Batch) -> torch.Tensor | None:
@@ -158,11 +194,20 @@ class Model:
             media = list(self.model.embed_multimodal(**batch.media)) if batch.media else []
             return self.model.embed_input_ids(batch.input_ids, media, is_multimodal=batch.input_ids == MEDIA_TOKEN)
 
-    @torch.inference_mode()
+    def positions(self, tokens: int) -> torch.Tensor:
+        positions = torch.arange(tokens, device=DEVICE)
+        return positions.expand(3, -1).contiguous() if self.config.model_config.uses_mrope else positions
+
     def step(self, input_ids, positions, intermediate, inputs_embeds):
-        tokens = positions.size(-1)
-        attention = self.attention(tokens)
-        with self.on_stage(), set_forward_context(attention, self.config, tokens, slot_mapping=slots(attention)):
+        """Run the stage on a batch that fills its inputs, `positions.size(-1)` tokens."""
+        self.attention.plan(positions.size(-1))
+        return self.forward(input_ids, positions, intermediate, inputs_embeds)
+
+    @torch.inference_mode()
+    def forward(self, input_ids, positions, intermediate, inputs_embeds):
+        """Run the stage on the batch that its attention has been told of."""
+        metadata, slots = self.attention.metadata, self.attention.slots
+        with self.on_stage(), set_forward_context(metadata, self.config, positions.size(-1), slot_mapping=slots):
             return self.model(
                 input_ids=input_ids,
                 positions=positions,
@@ -188,10 +233,17 @@ RECEIVE = {"V1": receive_v1, "V2": receive_v2}
 
 @dataclass
 class Batch:
-    """One prefill of one sequence: `(tokens,)` token ids and, with media, the tower's inputs."""
+    """One prefill of one sequence: `(tokens,)` token ids and, with media, the tower's inputs.
+
+    What counts something stays on the CPU, as vLLM's runners leave it.
+    """
 
     input_ids: torch.Tensor
     media: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.input_ids = self.input_ids.to(DEVICE)
+        self.media = {name: each.to(DEVICE) if each.is_floating_point() else each for name, each in self.media.items()}
 
 
 def text_batch(tokens: int, seed: int) -> Batch:
@@ -199,7 +251,7 @@ def text_batch(tokens: int, seed: int) -> Batch:
 
 
 def _around(tokens: int, media: dict[str, torch.Tensor], seed: int) -> Batch:
-    ends = text_batch(16, seed).input_ids
+    ends = text_batch(16, seed).input_ids.cpu()
     return Batch(torch.cat([ends[:7], torch.full((tokens,), MEDIA_TOKEN), ends[7:]]), media)
 
 
@@ -242,9 +294,7 @@ class Pipeline:
         first, *later = self.stages
         embeds = first.embed(batch)
         tokens = batch.input_ids.numel()
-        positions = torch.arange(tokens)
-        if first.config.model_config.uses_mrope:
-            positions = positions.expand(3, -1).contiguous()
+        positions = first.positions(tokens)
         own = positions if firsts is None else firsts
         output = first.step(batch.input_ids if embeds is None else None, own, None, embeds)
         self.sent = []

@@ -42,9 +42,9 @@ def pipeline(
     cls: type, checkpoint: Checkpoint, model_type: str, *split: int, tower: bool = True, published: bool = False
 ) -> Pipeline:
     start_distributed()
-    folder = checkpoint(model_type)
-    config = engine_config(str(folder if published else edited(folder)), None if tower else ROWS[model_type].no_tower)
-    return Pipeline([Model(cls, config, split, rank) for rank in range(len(split))])
+    folder = checkpoint(model_type) if published else edited(checkpoint(model_type))
+    limits = None if tower else ROWS[model_type].no_tower
+    return Pipeline([Model(cls, engine_config(str(folder), limits), split, rank) for rank in range(len(split))])
 
 
 @each

@@ -13,6 +13,7 @@ from vllm.v1.executor.abstract import Executor
 from tests.conftest import Checkpoint, edited
 from tests.installed import FAULTS
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, batches, equal, model_class
+from tests.stages.device import DEVICE, DTYPE
 from tests.stages.pipeline import RECEIVE, Group, Model, Pipeline, engine_config, start_distributed, text_batch
 from vllm_pp_fixes import faults
 from vllm_pp_fixes.faults import pruned_positions, ray_strips_media
@@ -35,7 +36,7 @@ def asked(model_type: str) -> Asked:
     for seed, batch in enumerate([*batches(model_type), text_batch(1, 6)]):
         tokens = batch.input_ids.numel()
         steps = torch.randint(0, 2, (3, tokens), generator=torch.Generator().manual_seed(seed))
-        made.append((batch, steps.cumsum(1)))
+        made.append((batch, steps.cumsum(1).to(DEVICE)))
     return made
 
 
@@ -55,8 +56,7 @@ def pipeline(cls: type, checkpoint: Checkpoint, model_type: str, *split: int, **
     folder = checkpoint(model_type)
     if cls is model_class(model_type, UPSTREAM):
         folder = edited(folder)
-    config = engine_config(str(folder), **more)
-    return Pipeline([Model(cls, config, split, rank) for rank in range(len(split))])
+    return Pipeline([Model(cls, engine_config(str(folder), **more), split, rank) for rank in range(len(split))])
 
 
 @pytest.mark.usefixtures("under_ray")
@@ -107,8 +107,8 @@ def test_positions_are_written_where_the_runner_keeps_them(
 ) -> None:
     """A CUDA graph reads them at the address at which it was captured; a draft reads the runner's buffer."""
     first, last = pipeline(model_class("qwen3_vl", OURS), checkpoint, "qwen3_vl", 1, 5).stages
-    buffer, theirs = torch.zeros(3, 9, dtype=torch.int64), torch.arange(12).reshape(3, 4)
-    sent = first.step(None, theirs, None, torch.zeros(4, 64))
+    buffer, theirs = torch.zeros(3, 9, dtype=torch.int64, device=DEVICE), torch.arange(12, device=DEVICE).reshape(3, 4)
+    sent = first.step(None, theirs, None, torch.zeros(4, 64, dtype=DTYPE, device=DEVICE))
     assert sent[KEY].data_ptr() != theirs.data_ptr()
     seen: list[int] = []
     inner = last.model.language_model.model
@@ -153,8 +153,8 @@ def test_stages_that_do_not_agree_find_out(checkpoint: Checkpoint, monkeypatch: 
     first = Model(cls, config, (3, 3), 0)
     monkeypatch.setattr(ray_strips_media, "compiled_graph", lambda config: True)
     last = Model(cls, config, (3, 3), 1)
-    positions = torch.zeros(3, 4, dtype=torch.int64)
-    first.step(None, positions, None, torch.zeros(4, 64))
+    positions = torch.zeros(3, 4, dtype=torch.int64, device=DEVICE)
+    first.step(None, positions, None, torch.zeros(4, 64, dtype=DTYPE, device=DEVICE))
     with pytest.raises(StagesDisagree, match=r"rows of M-RoPE positions \[0, 1, 2\] with stage 1, .* forwarded \[\]"):
         last.step(None, positions, last.buffers[:4], None)
 

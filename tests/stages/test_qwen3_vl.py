@@ -12,6 +12,7 @@ from vllm.forward_context import set_forward_context
 
 from tests.installed import FAULTS
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, Build, answers, batches, equal
+from tests.stages.device import DEVICE, DTYPE
 from tests.stages.pipeline import (
     MAX_TOKENS,
     RECEIVE,
@@ -28,6 +29,10 @@ from vllm_pp_fixes.runtime.agreement import StagesDisagree
 from vllm_pp_fixes.runtime.deepstack import key
 
 ASKED = batches("qwen3_vl")
+
+
+def zeros(tokens: int) -> torch.Tensor:
+    return torch.zeros(tokens, 64, dtype=DTYPE, device=DEVICE)
 
 
 def wipe(stage: Model) -> None:
@@ -64,17 +69,17 @@ def test_a_level_beyond_the_last_layer_is_not_sent(build: Build) -> None:
 def test_factory_declares_shape_dtype_device(build: Build, dtype: torch.dtype) -> None:
     _, middle, last = build((1, 1, 4)).stages
     for stage, received in ((middle, (1, 2)), (last, (2,))):
-        declared = stage.model.make_empty_intermediate_tensors(7, dtype, torch.device("cpu"))
+        declared = stage.model.make_empty_intermediate_tensors(7, dtype, DEVICE)
         assert list(declared.tensors) == ["hidden_states", "residual", *map(key, received)]
         for tensor in declared.tensors.values():
-            assert (tensor.shape, tensor.dtype, tensor.device.type) == ((7, 64), dtype, "cpu")
+            assert (tensor.shape, tensor.dtype, tensor.device.type) == ((7, 64), dtype, DEVICE.type)
             assert not tensor.any()
 
 
 def test_what_a_stage_sends_outlives_its_buffers(build: Build) -> None:
     """A send may still be under way when the next step writes into the buffers."""
     first, middle, _ = build((1, 1, 4)).stages
-    batch, positions = ASKED[0], torch.arange(ASKED[0].input_ids.numel()).expand(3, -1).contiguous()
+    batch, positions = ASKED[0], first.positions(ASKED[0].input_ids.numel())
     sent = first.step(None, positions, None, first.embed(batch)).tensors
     kept = {name: tensor.clone() for name, tensor in sent.items()}
     assert kept[key(2)].any()
@@ -102,7 +107,7 @@ def test_levels_of_a_replayed_graph_are_dropped(build: Build, dummy: bool) -> No
         first.embed(ASKED[0])
         assert any(buffer.any() for buffer in first.model.deepstack_input_embeds)
         if dummy:
-            first.step(None, torch.zeros(3, 1, dtype=torch.long), None, torch.zeros(1, 64))
+            first.step(None, first.positions(1), None, zeros(1))
         first.embed(ASKED[1])
         stale = any(bool(buffer.any()) for buffer in first.model.deepstack_input_embeds)
         wipe(first)
@@ -147,12 +152,12 @@ def test_stages_that_do_not_agree_find_out_at_the_first_step(qwen3_vl: Path, mon
         return Model(Ours, engine_config(str(qwen3_vl)), (1, 5), rank)
 
     last = stage(1)
-    positions = torch.arange(4).expand(3, -1).contiguous()
+    positions = last.positions(4)
     received = lambda: last.buffers[:4]  # noqa: E731
     with pytest.raises(StagesDisagree, match=r"levels \[1, 2\] with stage 1, which runs vLLM's own class"):
         last.step(None, positions, received(), None)
     first = stage(0)
-    first.step(None, positions, None, torch.zeros(4, 64))
+    first.step(None, positions, None, zeros(4))
     last.step(None, positions, received(), None)
     assert first.model.agreement is last.model.agreement is None, "asked once"
 

@@ -81,8 +81,8 @@ def test_towers_on_the_first_stage_only(
 
     reference = one_stage(model_type)
     monkeypatch.setattr(SupportsMultiModal, "_mark_tower_model", mark_on_first)
-    config, cls = engine_config(str(checkpoint(model_type))), model_class(model_type, OURS)
-    pipeline = Pipeline([Model(cls, config, (1, 1, 4), rank) for rank in range(3)])
+    folder, cls = str(checkpoint(model_type)), model_class(model_type, OURS)
+    pipeline = Pipeline([Model(cls, engine_config(folder), (1, 1, 4), rank) for rank in range(3)])
     assert equal(answers(pipeline, batches(model_type)), reference)
     last = pipeline.stages[2].model
     tower = last.audio_encoder if model_type == "moss_audio" else last.visual
