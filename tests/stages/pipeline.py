@@ -203,11 +203,16 @@ class Model:
         self.attention.plan(positions.size(-1))
         return self.forward(input_ids, positions, intermediate, inputs_embeds)
 
+    @contextmanager
+    def in_step(self, size: int):
+        """Set what a runner sets around `forward`: the batch that attention has been told of, padded to `size`."""
+        metadata, slots = self.attention.metadata, self.attention.slots
+        with self.on_stage(), set_forward_context(metadata, self.config, size, slot_mapping=slots):
+            yield
+
     @torch.inference_mode()
     def forward(self, input_ids, positions, intermediate, inputs_embeds):
-        """Run the stage on the batch that its attention has been told of."""
-        metadata, slots = self.attention.metadata, self.attention.slots
-        with self.on_stage(), set_forward_context(metadata, self.config, positions.size(-1), slot_mapping=slots):
+        with self.in_step(positions.size(-1)):
             return self.model(
                 input_ids=input_ids,
                 positions=positions,
