@@ -126,6 +126,7 @@ def test_distance() -> None:
     # what follows a differing token answers another text
     assert distance(one, result(([1, 4, 3], [-1.0, -1.25, -9.0]))) == 0.25
     assert distance(one, result(([1, 4, 3], [-1.0, -1.0, -1.0]))) == 1e-3
+    assert distance(one, result(([1, 2, 3], [-1.0, float("nan"), -1.0]))) == float("inf")
 
 
 def testverdict() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass, field
@@ -101,14 +102,16 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     """Return how far two results are apart: the largest difference of log-probabilities, in nats.
 
     Steps after the first differing token are conditioned on other texts, so each prompt is compared up to and
-    including that step; a differing token itself counts for at least 1e-3, however near the two were.
+    including that step; a differing token itself counts for at least 1e-3, however near the two were. What is no
+    number is infinitely far from everything.
     """
     worst = 0.0
     for tokens_a, tokens_b, logs_a, logs_b in zip(
         _flat(one["tokens"]), _flat(other["tokens"]), _flat(one["logprobs"]), _flat(other["logprobs"]), strict=True
     ):
         for token_a, token_b, log_a, log_b in zip(tokens_a, tokens_b, logs_a, logs_b, strict=True):
-            worst = max(worst, abs(log_a - log_b), 0.0 if token_a == token_b else 1e-3)
+            apart = abs(log_a - log_b)
+            worst = max(worst, math.inf if math.isnan(apart) else apart, 0.0 if token_a == token_b else 1e-3)
             if token_a != token_b:
                 break
     return worst
