@@ -27,6 +27,7 @@ from vllm.sequence import IntermediateTensors
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from tests.installed import inspect_here
 from tests.stages.device import DEVICE, DTYPE
 from vllm_pp_fixes.demo.engine import ENGINE_ENV
 from vllm_pp_fixes.demo.prompts import picture
@@ -59,6 +60,7 @@ class Group:
 def start_distributed() -> None:
     os.environ.update(ENGINE_ENV)
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    inspect_here()
     backend = "gloo"
     if DEVICE.type == "cuda":
         # As a GPU's worker does; its experts take their scratch memory from the second.

@@ -49,23 +49,43 @@ def run(cell: Cell) -> dict[str, Any]:
     is passed on.
     """
     parent = os.getppid()
+    llm = start(cell)
+    result = ask(llm, cell, parent)
+    llm.llm_engine.engine_core.shutdown()
+    return result
+
+
+def start(cell: Cell) -> Any:
+    """Start the engine of `cell` (a `vllm.LLM`) in the environment that it asks for."""
     os.environ.update({**ENGINE_ENV, **cell.env})
     if cell.split:
         os.environ["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, cell.split))
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
+
+    return LLM(**arguments(cell))
+
+
+def arguments(cell: Cell) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM` for `cell`, on the device that vLLM found."""
     from vllm.platforms import current_platform
 
     settings: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 8, "disable_log_stats": True}
     if current_platform.is_cpu():
         # Stock compile runs the plain forward; eager mode fails there with more than one stage, whatever the model.
         settings["compilation_config"] = {"mode": 1}
-    example = EXAMPLES[cell.model_type]
-    llm = LLM(
-        model=cell.model,
-        pipeline_parallel_size=max(1, len(cell.split)),
-        tensor_parallel_size=cell.tensor_parallel_size,
-        **(settings | {**example.engine} | cell.engine),
-    )
+    return {
+        "model": cell.model,
+        "pipeline_parallel_size": max(1, len(cell.split)),
+        "tensor_parallel_size": cell.tensor_parallel_size,
+        **(settings | {**EXAMPLES[cell.model_type].engine} | cell.engine),
+    }
+
+
+def ask(llm: Any, cell: Cell, parent: int = 0) -> dict[str, Any]:
+    """Ask a started engine every batch of `cell`; give up waiting for a turn when `parent` is this one's no more."""
+    from vllm import SamplingParams
+
+    marks = EXAMPLES[cell.model_type].marks
     sampling = SamplingParams(temperature=0.0, max_tokens=cell.max_tokens, logprobs=0, ignore_eos=True)
     tokens, logprobs, seconds, cpu_seconds = [], [], [], []
     for i, batch in enumerate(cell.batches):
@@ -74,18 +94,16 @@ def run(cell: Cell) -> dict[str, Any]:
             if os.getppid() != parent:
                 raise RuntimeError("nobody is left to give this engine its turn")
             time.sleep(0.005)
-        cpu, start = cpu_time(), time.perf_counter()
+        cpu, begun = cpu_time(), time.perf_counter()
         outputs = [
-            o.outputs[0]
-            for o in llm.generate([prompt(name, example.marks) for name in batch], sampling, use_tqdm=False)
+            o.outputs[0] for o in llm.generate([prompt(name, marks) for name in batch], sampling, use_tqdm=False)
         ]
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - begun)
         cpu_seconds.append(cpu_time() - cpu)
         if cell.turns:
             turn.with_suffix(".done").touch()
         tokens.append([list(o.token_ids) for o in outputs])
         logprobs.append([[step[t].logprob for step, t in zip(o.logprobs, o.token_ids, strict=True)] for o in outputs])
-    llm.llm_engine.engine_core.shutdown()
     return {"tokens": tokens, "logprobs": logprobs, "seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
