@@ -52,7 +52,7 @@ PROMPTS: dict[str, Callable[[], _Question]] = {
     "pictures": lambda: ("How many cats?", {"image": [picture(3), picture(4, 128, 64), picture(5, 64, 64)]}),
     "video": lambda: ("Describe the video", {"video": video(6)}),
     "videos": lambda: ("Describe both videos", {"video": [video(14), video(15, 2, 96)]}),
-    "scene": lambda: ("Look at the door behind the table in this video. |Who is there?", {"video": video(17)}),
+    "scene": lambda: ("Look at the door behind the table in this video. |Who is there?", {"video": video(17, 8, 96)}),
     "large": lambda: ("What is in this picture?", {"image": picture(7, 256, 192)}),
     "sound": lambda: ("What do you hear?", {"audio": sound(8)}),
     "sound2": lambda: ("What do you hear?", {"audio": sound(9, 4.0)}),
