@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,16 @@ class Cell:
     turns: str = ""
     """Folder by which batches take turns with another engine's: batch `i` waits for the file `<i>.go` and leaves
     `<i>.done`. Empty: one batch follows the other."""
+    call: str = ""
+    """`module:function`, called with the engine and the cell to give the result, where not by asking `batches`."""
 
 
 def run(cell: Cell) -> dict[str, Any]:
     """Start the engine of `cell`, ask it every batch, stop it.
 
     Returns `{"tokens": [[[id, ...] a prompt] a batch], "logprobs": the same shape, in nats, "seconds": [a batch],
-    "cpu_seconds": [a batch]}`, the last one user and system time of all processes of the engine. Whatever vLLM raises
-    is passed on.
+    "cpu_seconds": [a batch]}`, the last one user and system time of all processes of the engine; or what `cell.call`
+    returns. Whatever vLLM raises is passed on.
     """
     parent = os.getppid()
     os.environ.update({**ENGINE_ENV, **cell.env})
@@ -65,6 +68,11 @@ def run(cell: Cell) -> dict[str, Any]:
         tensor_parallel_size=cell.tensor_parallel_size,
         **(settings | {**example.engine} | cell.engine),
     )
+    if cell.call:
+        module, _, function = cell.call.partition(":")
+        result = getattr(import_module(module), function)(llm, cell)
+        llm.llm_engine.engine_core.shutdown()
+        return result
     sampling = SamplingParams(temperature=0.0, max_tokens=cell.max_tokens, logprobs=0, ignore_eos=True)
     tokens, logprobs, seconds, cpu_seconds = [], [], [], []
     for i, batch in enumerate(cell.batches):
