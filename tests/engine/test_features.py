@@ -85,7 +85,7 @@ FEATURES = [
         check=check_many,
     ),
     Feature(
-        "the same under V2",
+        "40 picture requests at once, and the rest of the row above, under V2",
         "many_at_once_then_more",
         variants.tied,
         engine={"max_num_seqs": 40, **EAGER},
