@@ -5,6 +5,7 @@
     uv run python -m tests.matrix --unpacked PATH  # a newer release's source distribution over the newest binaries
     uv run python -m tests.matrix --only code 0.29.0   # what its code is, after a cure has come to rest on more of it
     uv run python -m tests.matrix --cells "ray or pruned" 0.29.0   # these engine cells, beside what is recorded
+    uv run python -m tests.matrix --only features 0.32.0   # what else an engine does with these models: half an hour
     uv run python -m tests.matrix --table          # write the tables and texts that are made of data
 
 Of a release that passed, the data holds digests of the functions of upstream's that the cures rest on: a drop-in is
@@ -43,6 +44,7 @@ from vllm_pp_fixes.version import identity
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "matrix.json"
 CELLS, SPLITS = "tests/engine/test_release.py", "tests/stages/test_splits.py"
+FEATURE_CELLS = "tests/engine/test_features.py"
 STAGES = SPLITS, "tests/stages/test_qwen3_vl.py"
 FEW = {"VLLM_PP_FIXES_FEW_SPLITS": "1"}
 """1+5, 2+4, 1+1+4 and six stages, of the splits that the newest release's suite runs all."""
@@ -139,7 +141,9 @@ CODE = "code"
 """What the functions are that the cures rest on: recorded with the parts that run them, and alone when asked for."""
 SOME = "cells"
 """Some engine cells, which are put beside those that are recorded."""
-AFTER = ("patches", "patched")
+FEATURES = "features"
+"""LoRA, pooling, reloads and the like: run alone when asked for, since they rest on more of vLLM than the models do."""
+AFTER = ("patches", "patched", FEATURES)
 """What of a release's data a new run of the release itself leaves."""
 
 
@@ -163,6 +167,8 @@ def run(
             result["splits"] = run_tests(python, folder, *STAGES, **FEW, **env)
     if SOME in parts:
         result |= cells(python, folder, **kept)
+    if FEATURES in parts:
+        result[FEATURES] = features(python, folder, **env)
     patches = ROOT / "patches" / release
     if not patches.is_dir():
         return result
@@ -208,6 +214,16 @@ def cells(python: Path, folder: Path, **env: str) -> dict[str, Any]:
         "engine": counts,
         "cells": [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else [],
     }
+
+
+def features(python: Path, folder: Path, **env: str) -> dict[str, Any]:
+    """Run the cells of the features; return when, their counts, and how far each was from one stage."""
+    seen = folder / "features.jsonl"
+    seen.unlink(missing_ok=True)
+    tests = run_tests(python, folder, FEATURE_CELLS, VLLM_PP_FIXES_FEATURES=str(seen), **env)
+    rows = [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
+    apart = {row["feature"]: row["apart"] for row in rows}
+    return {"date": date.today().isoformat(), "vllm_pp_fixes": identity(), "tests": tests, "apart": apart}
 
 
 def run_unpacked(source: Path, folder: Path, parts: Sequence[str] = PARTS, **env: str) -> tuple[str, dict[str, Any]]:
@@ -262,6 +278,7 @@ def _link(source: str, target: str) -> None:
 def failed(result: dict[str, Any]) -> bool:
     """Tell whether anything in a release's result is not as it should be."""
     counts = [result[name] for name in ("splits", "engine", "patches", "unit") if name in result]
+    counts += [result[FEATURES]["tests"]] if FEATURES in result else []
     return any(c.get("failed") or c.get("error") or not c.get("passed") for c in counts) or (
         "patched" in result and failed(result["patched"])
     )
@@ -306,7 +323,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}")
     parser.add_argument("--folder", type=Path, help="where environments and logs go (default: a temporary one)")
-    parser.add_argument("--only", nargs=1, choices=(*PARTS, CODE), help="one part of a run (default: all)")
+    parser.add_argument("--only", nargs=1, choices=(*PARTS, CODE, FEATURES), help="one part of a run (default: all)")
     parser.add_argument("--cells", metavar="EXPRESSION", help="only the engine cells that pytest's -k selects by it")
     parser.add_argument("--unpacked", type=Path, help="folder of an unpacked source distribution of vLLM")
     parser.add_argument("--table", action="store_true", help="only write the tables and texts that are made of data")
@@ -317,7 +334,8 @@ def main() -> int:
     env: Any = {}
     if arguments.cells:
         parts, env = (SOME,), {"PYTEST_ADDOPTS": f"-k '{arguments.cells}'"}
-    if {CODE, SOME} & {*parts} and (new := [release for release in arguments.releases if release not in read()]):
+    ran_before = {CODE, SOME, FEATURES} & {*parts}
+    if ran_before and (new := [release for release in arguments.releases if release not in read()]):
         parser.error(f"{', '.join(new)}: no run of it has passed yet")
     if arguments.unpacked:
         with tempfile.TemporaryDirectory(prefix="vllm-pp-fixes-matrix-") as temporary:

@@ -27,7 +27,9 @@ def texts(data: dict[str, Any]) -> dict[Path, str]:
     tables = {
         ROOT / "README.md": markdown(models()),
         ROOT / "docs" / "faults.md": fault_page(),
-        ROOT / "docs" / "verification.md": "\n\n".join(map(markdown, (matrix(data), releases(data), code(data)))),
+        ROOT / "docs" / "verification.md": "\n\n".join(
+            map(markdown, (matrix(data), releases(data), code(data), features(data)))
+        ),
     }
     files = {path: _between_marks(path.read_text(), text) for path, text in tables.items()}
     files[ROOT / "vllm_pp_fixes" / "seen.json"] = json.dumps(seen(data), indent=1) + "\n"
@@ -142,6 +144,20 @@ def code(data: dict[str, Any]) -> list[list[str]]:
 
 def _short(functions: dict[str, str] | None) -> str:
     return hashlib.sha256(json.dumps(functions, sort_keys=True).encode()).hexdigest()[:6] if functions else "-"
+
+
+def features(data: dict[str, Any]) -> list[list[str]]:
+    """Return the fourth table: a row a feature, a column a release, how far ours at 1+5 was from one stage."""
+    ran = {
+        release: data[release]["features"]["apart"]
+        for release in sorted(data, key=numbers)
+        if "features" in data[release]
+    }
+    rows = dict.fromkeys(name for apart in ran.values() for name in apart)
+    return [
+        ["", *ran],
+        *([name, *(f"{apart[name]:.2g}" if name in apart else "-" for apart in ran.values())] for name in rows),
+    ]
 
 
 def tested(release: str, result: dict[str, Any], patch: Patch) -> str:

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,24 @@ class Cell:
     turns: str = ""
     """Folder by which batches take turns with another engine's: batch `i` waits for the file `<i>.go` and leaves
     `<i>.done`. Empty: one batch follows the other."""
+    call: str = ""
+    """`module:function`, called with the engine and the cell to give the result, where not by asking `batches`."""
 
 
 def run(cell: Cell) -> dict[str, Any]:
     """Start the engine of `cell`, ask it every batch, stop it.
 
     Returns `{"tokens": [[[id, ...] a prompt] a batch], "logprobs": the same shape, in nats, "seconds": [a batch],
-    "cpu_seconds": [a batch]}`, the last one user and system time of all processes of the engine. Whatever vLLM raises
-    is passed on.
+    "cpu_seconds": [a batch]}`, the last one user and system time of all processes of the engine; or what `cell.call`
+    returns. Whatever vLLM raises is passed on.
     """
     parent = os.getppid()
     llm = start(cell)
-    result = ask(llm, cell, parent)
+    if cell.call:
+        module, _, function = cell.call.partition(":")
+        result = getattr(import_module(module), function)(llm, cell)
+    else:
+        result = ask(llm, cell, parent)
     llm.llm_engine.engine_core.shutdown()
     return result
 

@@ -1,0 +1,138 @@
+"""Tiny checkpoints beyond those of the demo, each made from one of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from vllm_pp_fixes.demo.making import draw
+
+from .features import ADAPTER, OTHER
+
+WEIGHTS = "model.safetensors"
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def tied(folder: Path, levels: tuple[str, ...] = ("", "text_config"), copied: bool = False) -> None:
+    """The output layer is the embeddings: not in the checkpoint, or, `copied`, there as well.
+
+    `tie_word_embeddings` stands at `levels` of the configuration. Beside it stand other weights of the same shapes.
+    """
+    weights = load_file(folder / WEIGHTS)
+    del weights["lm_head.weight"]
+    if copied:
+        weights["lm_head.weight"] = weights["model.language_model.embed_tokens.weight"].clone()
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+
+    def say(config: dict[str, Any]) -> None:
+        for level in ("", "text_config"):
+            at = config[level] if level else config
+            at.pop("tie_word_embeddings", None)
+            if level in levels:
+                at["tie_word_embeddings"] = True
+
+    edit(folder / "config.json", say)
+    twin = folder.with_name(f"{folder.name}-{OTHER}")
+    shutil.copytree(folder, twin)
+    save_file(draw({n: w.shape for n, w in weights.items()}, seed=1), twin / WEIGHTS, {"format": "pt"})
+
+
+def with_adapter(folder: Path) -> None:
+    """A LoRA adapter beside the weights, on four of the linear layers of each text layer."""
+    names = {"self_attn.q_proj": (64, 128), "self_attn.v_proj": (64, 64), "self_attn.o_proj": (128, 64)}
+    names["mlp.down_proj"] = 128, 64
+    rank, prefix = 8, "base_model.model.model.language_model.layers."
+    shapes: dict[str, tuple[int, int]] = {}
+    for i in range(6):
+        for name, (inputs, outputs) in names.items():
+            shapes[f"{prefix}{i}.{name}.lora_A.weight"] = rank, inputs
+            shapes[f"{prefix}{i}.{name}.lora_B.weight"] = outputs, rank
+    (folder / ADAPTER).mkdir()
+    save_file(draw(shapes, seed=2), folder / ADAPTER / "adapter_model.safetensors", {"format": "pt"})
+    modules = [name.rpartition(".")[2] for name in names]
+    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": modules}
+    (folder / ADAPTER / "adapter_config.json").write_text(json.dumps(said))
+
+
+def in_eight_bits(folder: Path) -> None:
+    """The text layers' linear weights in eight bits, a scale a row; activations are scaled token by token."""
+    weights: dict[str, Any] = {}
+    for name, weight in load_file(folder / WEIGHTS).items():
+        if ".language_model.layers." in name and name.endswith("proj.weight"):
+            scale = weight.abs().amax(1, keepdim=True) / 127
+            weights[name] = (weight / scale).round().to(torch.int8)
+            weights[f"{name}_scale"] = scale
+        else:
+            weights[name] = weight
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
+    bits = {"num_bits": 8, "type": "int", "symmetric": True}
+    how = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*visual.*"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**bits, "strategy": "channel", "dynamic": False},
+                "input_activations": {**bits, "symmetric": False, "strategy": "token", "dynamic": True},
+            }
+        },
+    }
+    edit(folder / "config.json", lambda config: config.update(quantization_config=how))
+
+
+def colqwen3(folder: Path) -> None:
+    """A ColQwen3: a Qwen3-VL that projects each token's hidden state."""
+    weights = load_file(folder / WEIGHTS)
+    save_file({**weights, **draw({"custom_text_proj.weight": (32, 64)})}, folder / WEIGHTS, {"format": "pt"})
+    said = {"architectures": ["ColQwen3"], "model_type": "colqwen3", "embed_dim": 32}
+    edit(folder / "config.json", lambda config: config.update(said))
+
+
+def cosmos3(folder: Path) -> None:
+    """A Cosmos3: a Qwen3-VL whose weights are named without prefixes, text and tower in folders of their own."""
+    parts: dict[str, dict[str, Any]] = {"transformer": {}, "vision_encoder": {}}
+    for name, weight in load_file(folder / WEIGHTS).items():
+        part = "vision_encoder" if ".visual." in name else "transformer"
+        parts[part][re.sub(r"^model\.(language_model|visual)\.", "", name)] = weight
+    (folder / WEIGHTS).unlink()
+    for part, weights in parts.items():
+        (folder / part).mkdir()
+        save_file(weights, folder / part / WEIGHTS, {"format": "pt"})
+    said = {"architectures": ["Cosmos3ForConditionalGeneration"], "model_type": "cosmos3_omni"}
+    edit(folder / "config.json", lambda config: config.update(said))
+
+
+def clef_omni(folder: Path) -> None:
+    """A Clef-Omni: a Qwen3-Omni with a head beside it that scores the options of questions."""
+    from vllm.model_executor.models.clef_omni import JOINT_HEAD_WEIGHTS, JointSchemaHead
+
+    head = {"hidden_size": 64, "width": 32, "routing_layers": 1, "layers": 1, "heads": 2, "feedforward": 64}
+    shapes = {name: weight.shape for name, weight in JointSchemaHead(**head).state_dict().items()}
+    save_file(draw(shapes, seed=3), folder / JOINT_HEAD_WEIGHTS, {"format": "pt"})
+    (folder / "joint_head_config.json").write_text(json.dumps(head))
+    # As published: an index names the thinker's files, so that the head's is not read among them.
+    index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(folder / WEIGHTS), WEIGHTS)}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+
+
+def variant(base: Path, name: str, change: Callable[[Path], None]) -> Path:
+    """Return a changed copy of a checkpoint, made on first use."""
+    copy = base.with_name(f"{base.name}-{name}")
+    if not copy.exists():
+        shutil.copytree(base, copy)
+        change(copy)
+    return copy
