@@ -19,6 +19,7 @@ from vllm_pp_fixes.cli.configuration import Configuration
 from vllm_pp_fixes.faults import FAULTS
 from vllm_pp_fixes.version import identity
 
+KEEP = "VLLM_PP_FIXES_KEEP_TOWERS"
 OTHER = """
 [vllm.general_plugins]
 other = other_plugin:register
@@ -53,6 +54,14 @@ def test_status_names_all_when_asked(capsys: pytest.CaptureFixture[str]) -> None
     text = printed(capsys)
     assert all(fault.id in text for fault in FAULTS)
     assert "start-layer" in text.splitlines()[-1]
+
+
+def test_status_names_the_settings(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEEP, "1")
+    assert main(["status"]) == 0
+    assert f"\n{KEEP}=1 is set: towers stay on every stage\n" in printed(capsys)
+    assert main(["status", "--json"]) == 0
+    assert json.loads(printed(capsys))["settings"] == {KEEP: "towers stay on every stage"}
 
 
 def test_status_into_a_pipe_that_is_closed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ from .progress import Progress
 
 NAME = "status"
 HELP = "say which faults the installed vLLM has, and what is done about them"
+SETTINGS = {
+    "VLLM_PP_FIXES_KEEP_TOWERS": "towers stay on every stage",
+    "VLLM_PP_FIXES_UNSEEN": "drop-ins serve on code that was not seen, too",
+    "VLLM_PP_FIXES_FORCE": "architectures are taken from other plugins",
+}
+"""What a drop-in does otherwise where the environment sets these to 1."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     held = {model for model in MODELS if all(name in holders for name in MODELS[model].architectures)}
     served -= {*new} | held
     warning = range_warning(version)
+    settings = {name: means for name, means in SETTINGS.items() if os.environ.get(name) == "1"}
     if arguments.json:
         report = {
             "vllm_pp_fixes": identity(),
@@ -42,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             "path": str(source.root),
             "warning": warning,
             "plugin": {"loaded": bool(served), "state": state},
+            "settings": settings,
             "held_by_others": holders,
             "left": new,
             "faults": [_as_json(finding, served) for finding in found],
@@ -53,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(warning)
     if arguments.tree is None:
         print(f"the plugin {state}")
+    for name, means in settings.items():
+        print(f"{name}=1 is set: {means}")
     for architecture, holder in holders.items():
         print(
             f"{architecture} is held by {holder}: upstream's faults there are its own; VLLM_PP_FIXES_FORCE=1 takes it"

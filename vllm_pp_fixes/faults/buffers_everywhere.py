@@ -31,7 +31,7 @@ FAULT = Fault(
     symptom="every stage holds DeepStack buffers (levels x max_num_batched_tokens x hidden_size); only the first "
     "uses them",
     upstream="none",
-    remedy="buffers exist on the first stage only, and only with a tower (whole towers still stand on every stage)",
+    remedy="buffers exist on the first stage only, and only with a tower",
     until="a release that asks is_first_rank before it makes them",
     probe=probe,
     cure=cure,

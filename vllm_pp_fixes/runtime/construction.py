@@ -11,16 +11,14 @@ from unittest import mock
 from ..version import identity
 
 
-class FirstStage:
-    """A pipeline group that says it is the first stage; all else, `is_last_rank` too, stays true to life."""
+class Instead:
+    """An object with some attributes of its own; all others stay those of `real`."""
 
-    is_first_rank = True
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, real: Any, **own: Any) -> None:
+        self.__dict__.update(own, _real=real)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._group, name)
+        return getattr(self._real, name)
 
 
 @contextmanager
@@ -31,7 +29,7 @@ def as_first_stage(upstream: type, vllm_config: Any) -> Iterator[None]:
     than `upstream`'s, the text model's among them, still see the real stage.
     """
     module = sys.modules[upstream.__module__]
-    first = FirstStage(module.get_pp_group())
+    first = Instead(module.get_pp_group(), is_first_rank=True)
     with mock.patch.object(module, "get_pp_group", return_value=first):
         yield
 

@@ -64,7 +64,7 @@ class StageLevels(DropIn):
         stage = self.pp_stage
         return (
             f", layers {stage.start} to {stage.end - 1}, "
-            f"receives {[*stage.received] or 'none'}, forwards {[*stage.forwarded] or 'none'}"
+            f"receives {[*stage.received] or 'none'}, forwards {[*stage.forwarded] or 'none'}{super().exchange()}"
         )
 
 
