@@ -206,13 +206,13 @@ def test_check_says_it_and_the_drop_in_is_not_composed(tmp_path: Path) -> None:
 
 def test_a_cure_that_rests_on_more_waits_for_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     more = tuple(
-        replace(fault, rests_on={**fault.rests_on, "load_weights": "loads"})
+        replace(fault, rests_on={**fault.rests_on, "compute_logits": "computes"})
         if fault.id == "buffers-everywhere"
         else fault
         for fault in FAULTS
     )
     monkeypatch.setattr(seen.faults, "FAULTS", more)
-    with pytest.raises(CannotTell, match="load_weights of qwen3_vl is not"):
+    with pytest.raises(CannotTell, match="compute_logits of qwen3_vl is not"):
         seen.recognised(Tree(INSTALLED), "qwen3_vl")
 
 

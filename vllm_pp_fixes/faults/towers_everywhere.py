@@ -10,7 +10,7 @@ MARK = "_mark_tower_model"
 
 
 def probe(tree: Tree, model: str, cls: str) -> bool:
-    """Tell whether towers are built without asking which stage it is, under one runner at least. Raises `CannotTell`."""
+    """Tell whether one runner at least has towers on every stage. Raises `CannotTell`."""
     mark = tree.method(model, cls, MARK)
     if mark is None:
         raise CannotTell(f"{cls} in {model}.py has no {MARK}")
