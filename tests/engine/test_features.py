@@ -57,6 +57,13 @@ def check_adapter(parts: Parts) -> None:
     assert parts["both"]["tokens"] == parts["with"]["tokens"] + parts["without"]["tokens"]
 
 
+def check_tower_adapter(parts: Parts) -> None:
+    """The first prompt is text alone, the others have media."""
+    (same, *others), (text, *media) = (parts[name]["tokens"] for name in ("without", "with"))
+    assert same == text
+    assert all(one != other for one, other in zip(others, media, strict=True))
+
+
 @dataclass(frozen=True)
 class Feature:
     """A checkpoint, how its engine is started, and what it is asked: a function of `features.py`."""
@@ -102,6 +109,14 @@ FEATURES = [
         engine={"enable_lora": True, "max_loras": 2, **EAGER},
         v2=True,
         check=check_adapter,
+    ),
+    Feature(
+        "LoRA on the tower, under V2",
+        "with_adapter",
+        partial(variants.with_adapter, part=variants.TOWER, modules=("qkv", "linear_fc1")),
+        engine={"enable_lora": True, "enable_tower_connector_lora": True, "max_loras": 2, **EAGER},
+        v2=True,
+        check=check_tower_adapter,
     ),
     # 8e-5 was seen in the batch of all, and the same of upstream's class at 3+3.
     Feature("bfloat16", engine={"dtype": "bfloat16"}, tolerance=1e-3),

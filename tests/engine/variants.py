@@ -17,6 +17,8 @@ from vllm_pp_fixes.demo.making import draw
 from .features import ADAPTER, OTHER
 
 WEIGHTS = "model.safetensors"
+TEXT, TOWER = ".language_model.layers.", ".visual.blocks."
+ADAPTED = "q_proj", "v_proj", "o_proj", "down_proj"
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -49,20 +51,18 @@ def tied(folder: Path, levels: tuple[str, ...] = ("", "text_config"), copied: bo
     save_file(draw({n: w.shape for n, w in weights.items()}, seed=1), twin / WEIGHTS, {"format": "pt"})
 
 
-def with_adapter(folder: Path) -> None:
-    """A LoRA adapter beside the weights, on four of the linear layers of each text layer."""
-    names = {"self_attn.q_proj": (64, 128), "self_attn.v_proj": (64, 64), "self_attn.o_proj": (128, 64)}
-    names["mlp.down_proj"] = 128, 64
-    rank, prefix = 8, "base_model.model.model.language_model.layers."
-    shapes: dict[str, tuple[int, int]] = {}
-    for i in range(6):
-        for name, (inputs, outputs) in names.items():
-            shapes[f"{prefix}{i}.{name}.lora_A.weight"] = rank, inputs
-            shapes[f"{prefix}{i}.{name}.lora_B.weight"] = outputs, rank
+def with_adapter(folder: Path, part: str = TEXT, modules: tuple[str, ...] = ADAPTED) -> None:
+    """A LoRA adapter beside the weights, on some of the linear layers of each layer of the text model or the tower."""
+    rank, shapes = 8, {}
+    for name, weight in load_file(folder / WEIGHTS).items():
+        module = name.removesuffix(".weight")
+        if part in module and module.endswith(modules):
+            outputs, inputs = weight.shape
+            shapes[f"base_model.model.{module}.lora_A.weight"] = rank, inputs
+            shapes[f"base_model.model.{module}.lora_B.weight"] = outputs, rank
     (folder / ADAPTER).mkdir()
     save_file(draw(shapes, seed=2), folder / ADAPTER / "adapter_model.safetensors", {"format": "pt"})
-    modules = [name.rpartition(".")[2] for name in names]
-    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": modules}
+    said = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": [*modules]}
     (folder / ADAPTER / "adapter_config.json").write_text(json.dumps(said))
 
 

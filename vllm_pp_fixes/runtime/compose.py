@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import new_class
@@ -67,6 +67,7 @@ class DropIn:
         config: Any
         language_model: Any
         make_empty_intermediate_tensors: Callable[..., Any]
+        modules: Callable[[], Iterator[Any]]
         register_buffer: Callable[..., None]
 
 

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed import get_pp_group
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.models.utils import StageMissingLayer
 
 from .compose import DropIn
 from .construction import Instead
@@ -42,10 +44,18 @@ class TowersOnFirstStage(DropIn):
     def built(self, vllm_config: VllmConfig) -> None:
         """Tell the stage's runner, which reads these settings after its model, that there is no tower to try."""
         super().built(vllm_config)
-        if self.without_towers:
-            vllm_config.model_config.multimodal_config.skip_mm_profiling = True
-            if hasattr(vllm_config.compilation_config, "cudagraph_mm_encoder"):
-                vllm_config.compilation_config.cudagraph_mm_encoder = False
+        if not self.without_towers:
+            return
+        vllm_config.model_config.multimodal_config.skip_mm_profiling = True
+        if hasattr(vllm_config.compilation_config, "cudagraph_mm_encoder"):
+            vllm_config.compilation_config.cudagraph_mm_encoder = False
+        for child in self.modules():
+            if isinstance(child, StageMissingLayer) and child.module is not None:
+                # vLLM refuses an adapter that has weights for a kind of layer that the stage has not.
+                layers = child.module.named_modules()
+                child.embedding_modules = {
+                    name.rpartition(".")[2]: "" for name, layer in layers if isinstance(layer, LinearBase)
+                }
 
     def exchange(self) -> str:
         """Say that the towers are missing, where they are."""
