@@ -209,7 +209,7 @@ class Model:
     def in_step(self, size: int):
         """Set what a runner sets around `forward`: the batch that attention has been told of, padded to `size`."""
         metadata, slots = self.attention.metadata, self.attention.slots
-        with self.on_stage(), set_forward_context(metadata, self.config, size, slot_mapping=slots):
+        with self.on_stage(), set_forward_context(metadata, self.config, num_tokens=size, slot_mapping=slots):
             yield
 
     @torch.inference_mode()
