@@ -106,6 +106,17 @@ def with_adapter(llm: LLM, cell: Cell) -> dict[str, Part]:
     }
 
 
+def drafted(llm: LLM, cell: Cell) -> dict[str, Part]:
+    """The batches, of more tokens each; and how many were drafted and accepted over all of them."""
+    marks = EXAMPLES[cell.model_type].marks
+    parts = {
+        " + ".join(batch): generated(llm, [prompt(name, marks) for name in batch], max_tokens=cell.max_tokens)
+        for batch in cell.batches
+    }
+    counts = {metric.name: metric.value for metric in llm.get_metrics() if "spec_decode_num" in metric.name and hasattr(metric, "value")}
+    return {**parts, "counts": counts}
+
+
 def pooled(llm: LLM, cell: Cell) -> dict[str, Part]:
     """What the pooler makes of each prompt: one vector, or one a token."""
     marks, task, parts = EXAMPLES[cell.model_type].marks, llm.pooling_task, {}

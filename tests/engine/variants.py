@@ -18,6 +18,8 @@ from .features import ADAPTER, OTHER
 
 WEIGHTS = "model.safetensors"
 TEXT, TOWER = ".language_model.layers.", ".visual.blocks."
+DRAFT = "draft"
+"""Folder beside the weights with an EAGLE-3 draft."""
 ADAPTED = "q_proj", "v_proj", "o_proj", "down_proj"
 
 
@@ -136,3 +138,50 @@ def variant(base: Path, name: str, change: Callable[[Path], None]) -> Path:
         shutil.copytree(base, copy)
         change(copy)
     return copy
+
+
+def with_draft(folder: Path) -> None:
+    """An EAGLE-3 draft beside the weights: the last of its three states, put through the target's own output layer.
+
+    So it proposes what the target said last, which is right now and then.
+    """
+    weights, draft = load_file(folder / WEIGHTS), folder / DRAFT
+    hidden, heads, dim, inner = 64, 4, 32, 128
+    text = "model.language_model."
+    shapes: dict[str, tuple[int, ...]] = {
+        "midlayer.self_attn.q_proj.weight": (heads * dim, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (heads * dim, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (heads * dim, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, heads * dim),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+    }
+    made = {name: weight * 0.1 for name, weight in draw(shapes, seed=5).items()}
+    for name in ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm"):
+        made[f"{name}.weight"] = torch.ones(hidden)
+    made["fc.weight"] = torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], 1)
+    made["embed_tokens.weight"] = weights[f"{text}embed_tokens.weight"]
+    made["lm_head.weight"] = weights["lm_head.weight"]
+    draft.mkdir()
+    save_file(made, draft / WEIGHTS, {"format": "pt"})
+    rows = made["lm_head.weight"].shape[0]
+    said = {
+        "architectures": ["Eagle3Qwen3vlForCausalLM"],
+        "model_type": "llama",
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": dim,
+        "vocab_size": rows,
+        "draft_vocab_size": rows,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+    }
+    (draft / "config.json").write_text(json.dumps(said))

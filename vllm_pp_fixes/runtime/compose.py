@@ -9,11 +9,13 @@ from pathlib import Path
 from types import new_class
 from typing import TYPE_CHECKING, Any
 
+import torch
 import vllm
 
 from ..fault import Condition
 from ..source import CannotTell, Tree
 from ..version import identity
+from .agreement import Agreement, Exchange, all_stages_stand, announce
 from .construction import mark_compile_cache
 
 if TYPE_CHECKING:
@@ -34,6 +36,10 @@ class DropIn:
     conditions: tuple[Condition, ...] = ()
     outermost = False
     """Whether a cure stands above those that do not call upstream's `forward` on every stage."""
+    agreements: tuple[Agreement, ...] = ()
+    """What neighbours have still to be asked."""
+    launched_apart = False
+    """Whether the ranks are those of an external launcher, each of which warms up on its own."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str | None = None) -> None:
         from vllm.distributed import get_pp_group
@@ -43,6 +49,7 @@ class DropIn:
             for condition in self.conditions:
                 stack.enter_context(condition(upstream_of(type(self)), vllm_config))
             super().__init__(vllm_config=vllm_config, **({} if prefix is None else {"prefix": prefix}))  # type: ignore[call-arg]
+        self.launched_apart = vllm_config.parallel_config.distributed_executor_backend == "external_launcher"
         self.built(vllm_config)
         group = get_pp_group()
         logger.info(
@@ -61,6 +68,20 @@ class DropIn:
     def exchange(self) -> str:
         """Say what the stage runs and exchanges, for the line that is logged."""
         return ""
+
+    def say(self, exchange: Exchange, what: str = Agreement.what) -> None:
+        """Say to the neighbours what this stage receives and forwards, and have them asked before the first answer."""
+        from vllm.distributed import get_pp_group
+
+        said = announce(get_pp_group(), type(self).__name__, exchange, what)
+        self.agreements += () if said is None else (said,)
+
+    def hear(self) -> None:
+        """Hear the neighbours, once, when every stage stands. Raises `StagesDisagree`; called in each `forward`."""
+        if self.agreements and not torch.compiler.is_compiling() and all_stages_stand(self.launched_apart):
+            for agreement in self.agreements:
+                agreement.check()
+            self.agreements = ()
 
     # Upstream's, named here for readers and the type checker.
     if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import torch
 from vllm.distributed import get_pp_group
 from vllm.sequence import IntermediateTensors
 
-from .agreement import Agreement, all_stages_stand, announce
 from .compose import DropIn
 from .construction import asked_for
 from .stages import Stage
@@ -90,14 +89,11 @@ class DeepStackOverStages(StageLevels):
     upstream's.
     """
 
-    agreement: Agreement | None = None
-
     def built(self, vllm_config: VllmConfig) -> None:
         """Declare the levels that the stage receives; say to the neighbours what it exchanges."""
         super().built(vllm_config)
         self.make_empty_intermediate_tensors = with_levels(self.make_empty_intermediate_tensors, self.pp_stage)
-        self.agreement = announce(get_pp_group(), type(self).__name__, self.pp_stage)
-        self.launched_apart = vllm_config.parallel_config.distributed_executor_backend == "external_launcher"
+        self.say(self.pp_stage)
 
     def _set_deepstack_input_embeds(self, deepstack_input_embeds: torch.Tensor) -> None:
         super()._set_deepstack_input_embeds(deepstack_input_embeds)  # type: ignore[misc]
@@ -139,9 +135,7 @@ class DeepStackOverStages(StageLevels):
         Returns hidden states `(num_tokens, hidden_size)` on the last stage, else what the next stage's factory
         declares. Raises `StagesDisagree` at the first step if a neighbour does not run what this stage runs.
         """
-        if self.agreement is not None and not torch.compiler.is_compiling() and all_stages_stand(self.launched_apart):
-            self.agreement.check()
-            self.agreement = None
+        self.hear()
         stage = self.pp_stage
         if not stage.received:
             levels = self._buffered(input_ids if inputs_embeds is None else inputs_embeds) if stage.forwarded else {}

@@ -10,7 +10,6 @@ import torch
 from vllm.distributed import get_pp_group
 from vllm.sequence import IntermediateTensors
 
-from .agreement import Agreement, all_stages_stand, announce
 from .compose import DropIn
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class PositionsOverStages(DropIn):
 
     outermost = True
     rows = Rows()
-    rows_agreement: Agreement | None = None
 
     def needs_positions(self, vllm_config: VllmConfig) -> bool:
         """Tell whether the positions of later stages can be wrong under this configuration."""
@@ -68,8 +66,7 @@ class PositionsOverStages(DropIn):
             self.make_empty_intermediate_tensors = with_positions(
                 self.make_empty_intermediate_tensors, len(self.rows.received)
             )
-        self.rows_agreement = announce(group, type(self).__name__, self.rows, "rows of M-RoPE positions")
-        self.launched_apart = vllm_config.parallel_config.distributed_executor_backend == "external_launcher"
+        self.say(self.rows, "rows of M-RoPE positions")
 
     def exchange(self) -> str:
         """Say that positions are exchanged, where they are."""
@@ -87,11 +84,8 @@ class PositionsOverStages(DropIn):
 
         Raises `StagesDisagree` at the first step if a neighbour does not exchange positions, and this stage does.
         """
+        self.hear()
         rows = self.rows
-        if rows != Rows() and self._may_hear():
-            assert self.rows_agreement is not None
-            self.rows_agreement.check()
-            self.rows_agreement = None
         if rows.received:
             assert intermediate_tensors is not None
             tensors = dict(intermediate_tensors.items())
@@ -103,8 +97,3 @@ class PositionsOverStages(DropIn):
             payload = {KEY: positions.t().clone(memory_format=torch.contiguous_format)}
         output: Any = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)  # type: ignore[misc]
         return IntermediateTensors({**output.tensors, **payload}) if rows.forwarded else output
-
-    def _may_hear(self) -> bool:
-        """Tell whether neighbours are still to be asked, and can be now."""
-        waiting = self.rows_agreement is not None and not torch.compiler.is_compiling()
-        return waiting and all_stages_stand(self.launched_apart)

@@ -1,0 +1,75 @@
+"""EAGLE-3's auxiliary states over stages: bit for bit those that one stage of upstream's gives its draft."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import Checkpoint, edited
+from tests.installed import FAULTS
+from tests.stages.conftest import LAYERS, OURS, UPSTREAM, batches, equal, model_class
+from tests.stages.pipeline import Batch, Model, engine_config, receive_v2, start_distributed
+
+MODELS = [model_type for model_type, faults in FAULTS.items() if "aux-states-lost" in faults]
+LAYERS_ASKED = (1, 3, 5), (0, 3, 6), (2, 1), (4,), (0, 1, 2, 3, 4, 5, 6)
+SPLITS = (3, 3), (1, 5), (1, 1, 4), (1,) * 6
+pytestmark = pytest.mark.skipif(not MODELS, reason="this release sends no auxiliary states over stages")
+
+
+class Drafted:
+    """A pipeline whose last stage gives auxiliary states, with what runner V2 does about them."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, model_type: str, package: str, split: tuple[int, ...], asked: Any
+    ) -> None:
+        start_distributed()
+        folder = checkpoint(model_type)
+        config = [engine_config(str(edited(folder) if package == UPSTREAM else folder)) for _ in split]
+        self.stages = [Model(model_class(model_type, package), each, split, rank) for rank, each in enumerate(config)]
+        from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils as upstream
+
+        self.relayed = []
+        for stage, each in zip(self.stages, config, strict=True):
+            stage.model.sent_by_runner = True
+            with stage.on_stage():
+                stage.model.set_aux_hidden_state_layers(asked)
+                upstream.reserve_aux_intermediate_tensor_slots(stage.model)
+                if len(split) > 1:
+                    upstream.verify_supports_aux_hidden_states_over_pp(stage.model, "eagle3")
+                self.relayed.append(upstream.aux_hidden_state_relay_keys(stage.model))
+                if not stage.group.is_first_rank:
+                    stage.buffers = stage.model.make_empty_intermediate_tensors(256, each.model_config.dtype, "cpu")
+
+    def run(self, batch: Batch) -> list[torch.Tensor]:
+        """Hidden states of the last stage, and the auxiliary ones."""
+        first, *later = self.stages
+        embeds, tokens = first.embed(batch), batch.input_ids.numel()
+        positions = first.positions(tokens)
+        output = first.step(batch.input_ids if embeds is None else None, positions, None, embeds)
+        received = None
+        for relayed, stage in zip(self.relayed, [*later, None], strict=True):
+            if stage is None:
+                break
+            sent = {name: tensor.clone() for name, tensor in output.items()}
+            sent |= {name: received[name].clone() for name in relayed} if received else {}
+            assert set(sent) == set(stage.buffers.tensors)
+            received = receive_v2(stage.buffers, sent, tokens)
+            output = stage.step(None, positions.clone(), received, None)
+        hidden_states, states = output
+        return [hidden_states.clone(), *(state.clone() for state in states)]
+
+
+@pytest.mark.parametrize("asked", LAYERS_ASKED, ids=str)
+@pytest.mark.parametrize("model_type", MODELS)
+def test_the_draft_is_given_what_one_stage_gives(
+    model_type: str, asked: tuple[int, ...], checkpoint: Checkpoint
+) -> None:
+    one = Drafted(checkpoint, model_type, UPSTREAM, (LAYERS,), asked)
+    wanted = [one.run(batch) for batch in batches(model_type)]
+    assert all(len(each) == 1 + len(asked) for each in wanted)
+    for split in SPLITS:
+        made = Drafted(checkpoint, model_type, OURS, split, asked)
+        for batch, each in zip(batches(model_type), wanted, strict=True):
+            assert equal(made.run(batch), each), split
