@@ -31,6 +31,7 @@ PIECEWISE: dict[str, Any] = {
     }
 }
 PIECEWISE_ENV = "VLLM_PP_FIXES_TEST_PIECEWISE"
+ASYNC_ENV = "VLLM_PP_FIXES_TEST_ASYNC"
 RAY_ENV = "VLLM_PP_FIXES_TEST_RAY"
 UNDER_RAY = {RAY_ENV: "1"}
 """Environment in which stages run as under Ray's compiled-graph executor."""

@@ -1,7 +1,8 @@
 """A GPU's compile mode on the CPU: piecewise, with the cache of compiled graphs; what older releases' V2 lacks there.
 
 Imported in the process that engines are forked from. The CPU platform turns that mode into tracing once, whose cache
-never loads. Where `PIECEWISE_ENV` is set this keeps the mode and the backend as they were asked for.
+never loads. Where `PIECEWISE_ENV` is set this keeps the mode and the backend as they were asked for. Where `ASYNC_ENV` is set
+batches are scheduled ahead, which the CPU platform turns off: over stages, runner V2 takes drafts in no other way.
 """
 
 import os
@@ -16,7 +17,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from vllm_pp_fixes.releases import numbers
 
-from .cells import PIECEWISE_ENV
+from .cells import ASYNC_ENV, PIECEWISE_ENV
 
 _check = CpuPlatform.check_and_update_config.__func__
 
@@ -27,6 +28,8 @@ def _check_and_update_config(cls: type, vllm_config: Any) -> None:
     _check(cls, vllm_config)
     if PIECEWISE_ENV in os.environ:
         compilation.mode, compilation.backend = asked
+    if ASYNC_ENV in os.environ:
+        vllm_config.scheduler_config.async_scheduling = True
 
 
 CpuPlatform.check_and_update_config = classmethod(_check_and_update_config)
