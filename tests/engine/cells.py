@@ -32,6 +32,8 @@ PIECEWISE: dict[str, Any] = {
 }
 PIECEWISE_ENV = "VLLM_PP_FIXES_TEST_PIECEWISE"
 ASYNC_ENV = "VLLM_PP_FIXES_TEST_ASYNC"
+AHEAD = {ASYNC_ENV: "1", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "60"}
+"""Environment in which runner V2 takes drafts over stages, and a stage that dies is noticed in a minute."""
 RAY_ENV = "VLLM_PP_FIXES_TEST_RAY"
 UNDER_RAY = {RAY_ENV: "1"}
 """Environment in which stages run as under Ray's compiled-graph executor."""

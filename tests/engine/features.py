@@ -113,7 +113,11 @@ def drafted(llm: LLM, cell: Cell) -> dict[str, Part]:
         " + ".join(batch): generated(llm, [prompt(name, marks) for name in batch], max_tokens=cell.max_tokens)
         for batch in cell.batches
     }
-    counts = {metric.name: metric.value for metric in llm.get_metrics() if "spec_decode_num" in metric.name and hasattr(metric, "value")}
+    counts = {
+        metric.name: metric.value
+        for metric in llm.get_metrics()
+        if "spec_decode_num" in metric.name and hasattr(metric, "value")
+    }
     return {**parts, "counts": counts}
 
 

@@ -1,8 +1,8 @@
 """A GPU's compile mode on the CPU: piecewise, with the cache of compiled graphs; what older releases' V2 lacks there.
 
 Imported in the process that engines are forked from. The CPU platform turns that mode into tracing once, whose cache
-never loads. Where `PIECEWISE_ENV` is set this keeps the mode and the backend as they were asked for. Where `ASYNC_ENV` is set
-batches are scheduled ahead, which the CPU platform turns off: over stages, runner V2 takes drafts in no other way.
+never loads. Where `PIECEWISE_ENV` is set this keeps the mode and the backend as they were asked for. Where
+`ASYNC_ENV` is set batches are scheduled ahead, which it turns off: over stages runner V2 takes drafts in no other way.
 """
 
 import os

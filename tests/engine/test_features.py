@@ -18,13 +18,13 @@ import pytest
 
 from tests.conftest import Checkpoint
 from tests.engine import variants
-from tests.engine.cells import EAGER, SMALL_CHUNKS, UPSTREAM, log_lines
+from tests.engine.cells import AHEAD, DEFAULT_COMPILE, EAGER, SMALL_CHUNKS, UPSTREAM, log_lines
 from tests.models import ROWS
 from vllm_pp_fixes.demo.engine import Cell, distance
 from vllm_pp_fixes.demo.forkserver import ForkServer
 
 Parts = dict[str, dict[str, Any]]
-VL, OMNI = "qwen3_vl", "qwen3_omni_moe_thinker"
+VL, MOE, OMNI = "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker"
 CHOICES = {"a red sofa", "a window", "two cats"}
 """What the structured output may be."""
 TO_POOL = [["text"], ["picture"], ["text2"], ["text", "picture", "pictures", "video", "large"]]
@@ -168,3 +168,40 @@ def test_feature(feature: Feature, request: pytest.FixtureRequest, checkpoint: C
     if REPORT:
         with Path(REPORT).open("a") as file:
             print(json.dumps({"feature": feature.name, "apart": max(distances.values())}), file=file)
+
+
+SPECULATED: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    (VL, (1, 5), {}),
+    (OMNI, (1, 1, 4), {}),
+    (MOE, (3, 3), {}),
+    (VL, (1,) * 6, {}),
+    (VL, (1, 1, 4), {"enforce_eager": False, **DEFAULT_COMPILE}),
+]
+
+
+@pytest.mark.skipif(not REPORT, reason="the matrix runs it; CI has a cell of it in test_release.py")
+@pytest.mark.parametrize(("model_type", "split", "how"), SPECULATED, ids=str)
+def test_draft(
+    engines_v2: ForkServer, checkpoint: Checkpoint, model_type: str, split: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    """An EAGLE-3 draft: the tokens are those without it, and as many of its are accepted as at one stage."""
+    model = variants.variant(checkpoint(model_type), "drafted", variants.with_draft)
+
+    def ask(*split: int, draft: bool = True, env: dict[str, str]) -> Parts:
+        engine = {**SMALL_CHUNKS, **(variants.speculating(model) | how if draft else EAGER)}
+        call = "tests.engine.features:drafted"
+        cell = Cell(str(model), ROWS[model_type].asked, model_type, [*split], 24, env=env, engine=engine, call=call)
+        outcome = engines_v2.run(cell, timeout=900)
+        assert outcome.result, outcome.log[-6000:]
+        return outcome.result
+
+    without, one, ours = ask(draft=False, env=UPSTREAM), ask(env=UPSTREAM), ask(*split, env=AHEAD)
+    counts = one.pop("counts")
+    assert ours.pop("counts") == counts
+    assert counts["vllm:spec_decode_num_accepted_tokens"] > 0
+    without.pop("counts")
+    assert all(ours[part]["tokens"] == one[part]["tokens"] == without[part]["tokens"] for part in without)
+    if REPORT:
+        name = f"EAGLE-3 draft, {model_type}, {'+'.join(map(str, split))}{', compiled' if how else ''}"
+        with Path(REPORT).open("a") as file:
+            print(json.dumps({"feature": name, "apart": max(apart(ours[p], without[p]) for p in without)}), file=file)

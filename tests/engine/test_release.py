@@ -18,7 +18,18 @@ from typing import Any
 import pytest
 
 from tests.conftest import Checkpoint, edited
-from tests.engine.cells import EAGER, PIECEWISE, PIECEWISE_ENV, PRUNED, SMALL_CHUNKS, TRACE_ONCE, UNDER_RAY, UPSTREAM
+from tests.engine import variants
+from tests.engine.cells import (
+    AHEAD,
+    EAGER,
+    PIECEWISE,
+    PIECEWISE_ENV,
+    PRUNED,
+    SMALL_CHUNKS,
+    TRACE_ONCE,
+    UNDER_RAY,
+    UPSTREAM,
+)
 from tests.installed import FAULTS, NO_DIFF
 from tests.models import NO_VISION
 from vllm_pp_fixes import faults
@@ -59,6 +70,8 @@ class Telling:
     """Further arguments of the engine, those of the one stage that it is compared with too."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment that stands in for what the machine lacks: on releases without the fault it would make it."""
+    draft: bool = False
+    """Whether an EAGLE-3 draft guesses tokens; the one stage does without."""
     oldest: tuple[int, ...] = ()
     """Oldest release in which one stage of upstream's runs so."""
 
@@ -67,7 +80,8 @@ class Telling:
         """What names the cell in a report."""
         off = "+".join(kind for kind, limit in self.limits.items() if limit == 0)
         split = "+".join(map(str, self.split)) or "1 stage"
-        return ", ".join(filter(None, (self.fault, self.model_type, split, self.how, off and f"no {off}")))
+        parts = self.fault, self.model_type, split, self.how, off and f"no {off}", "with a draft" * self.draft
+        return ", ".join(filter(None, parts))
 
     @property
     def v2(self) -> bool:
@@ -107,6 +121,8 @@ CELLS = [
     Telling("ray-strips-media", VL, (3, 3), engine=TRACE_ONCE, how="traced once", **RAY),
     Telling("ray-strips-media", VL, (3, 3), engine=EAGER, how="V2", **RAY),
     Telling("ray-strips-media", OMNI, (3, 3), env=UNDER_RAY),
+    Telling("aux-states-lost", VL, (3, 3), "KeyError: 'aux_hidden_states_0'", draft=True, how="V2", oldest=(0, 30)),
+    Telling("aux-states-lost", MOE, (1, 5), "does not support eagle3", draft=True, how="V2", oldest=(0, 30)),
     Telling("pruned-positions", VL, (3, 3), engine={"skip_mm_profiling": True}, **PRUNING),
     Telling("pruned-positions", VL, (3, 3), engine=EAGER, how="V2", oldest=(0, 25), **PRUNING),
 ]
@@ -126,6 +142,10 @@ def batches(telling: Telling) -> list[list[str]]:
 
 
 def cell(telling: Telling, model: Path, env: dict[str, str], limits: dict[str, int]) -> Cell:
+    drafting: dict[str, Any] = {}
+    if telling.draft:
+        model, env = variants.variant(model, "drafted", variants.with_draft), env | AHEAD
+        drafting = variants.speculating(model)
     return Cell(
         str(model),
         batches(telling),
@@ -138,6 +158,7 @@ def cell(telling: Telling, model: Path, env: dict[str, str], limits: dict[str, i
             "limit_mm_per_prompt": limits,
             "enable_prompt_embeds": "embeds" in telling.asked,
             **telling.always,
+            **drafting,
             **telling.engine,
         },
     )

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from vllm_pp_fixes.demo.making import draw
 
+from .cells import EAGER
 from .features import ADAPTER, OTHER
 
 WEIGHTS = "model.safetensors"
@@ -140,6 +141,12 @@ def variant(base: Path, name: str, change: Callable[[Path], None]) -> Path:
     return copy
 
 
+def speculating(model: Path) -> dict[str, Any]:
+    """Return the arguments of an engine that has the draft beside the weights guess two tokens a step."""
+    draft = {"method": "eagle3", "model": str(model / DRAFT), "num_speculative_tokens": 2}
+    return {"speculative_config": draft, "disable_log_stats": False, **EAGER}
+
+
 def with_draft(folder: Path) -> None:
     """An EAGLE-3 draft beside the weights: the last of its three states, put through the target's own output layer.
 
@@ -147,7 +154,6 @@ def with_draft(folder: Path) -> None:
     """
     weights, draft = load_file(folder / WEIGHTS), folder / DRAFT
     hidden, heads, dim, inner = 64, 4, 32, 128
-    text = "model.language_model."
     shapes: dict[str, tuple[int, ...]] = {
         "midlayer.self_attn.q_proj.weight": (heads * dim, 2 * hidden),
         "midlayer.self_attn.k_proj.weight": (heads * dim, 2 * hidden),
@@ -161,8 +167,8 @@ def with_draft(folder: Path) -> None:
     for name in ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm"):
         made[f"{name}.weight"] = torch.ones(hidden)
     made["fc.weight"] = torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], 1)
-    made["embed_tokens.weight"] = weights[f"{text}embed_tokens.weight"]
-    made["lm_head.weight"] = weights["lm_head.weight"]
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        made[name] = next(weight for each, weight in weights.items() if each.endswith(name)).clone()
     draft.mkdir()
     save_file(made, draft / WEIGHTS, {"format": "pt"})
     rows = made["lm_head.weight"].shape[0]

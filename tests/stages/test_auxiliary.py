@@ -13,7 +13,8 @@ from tests.stages.conftest import LAYERS, OURS, UPSTREAM, batches, equal, model_
 from tests.stages.pipeline import Batch, Model, engine_config, receive_v2, start_distributed
 
 MODELS = [model_type for model_type, faults in FAULTS.items() if "aux-states-lost" in faults]
-LAYERS_ASKED = (1, 3, 5), (0, 3, 6), (2, 1), (4,), (0, 1, 2, 3, 4, 5, 6)
+EVERY = tuple(range(LAYERS + 1))
+CASES = [(model_type, EVERY) for model_type in MODELS] + [("qwen3_vl", asked) for asked in ((1, 3, 5), (2, 1), (4,))]
 SPLITS = (3, 3), (1, 5), (1, 1, 4), (1,) * 6
 pytestmark = pytest.mark.skipif(not MODELS, reason="this release sends no auxiliary states over stages")
 
@@ -61,8 +62,7 @@ class Drafted:
         return [hidden_states.clone(), *(state.clone() for state in states)]
 
 
-@pytest.mark.parametrize("asked", LAYERS_ASKED, ids=str)
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize(("model_type", "asked"), CASES, ids=str)
 def test_the_draft_is_given_what_one_stage_gives(
     model_type: str, asked: tuple[int, ...], checkpoint: Checkpoint
 ) -> None:
@@ -73,3 +73,15 @@ def test_the_draft_is_given_what_one_stage_gives(
         made = Drafted(checkpoint, model_type, OURS, split, asked)
         for batch, each in zip(batches(model_type), wanted, strict=True):
             assert equal(made.run(batch), each), split
+
+
+def test_runner_v1_which_sends_none_is_refused(checkpoint: Checkpoint) -> None:
+    """The layers of the last stage alone are right there, as upstream's are."""
+    start_distributed()
+    config = engine_config(str(checkpoint("qwen3_vl")))
+    stage = Model(model_class("qwen3_vl", OURS), config, (1, 5), 1)
+    assert not stage.model.sent_by_runner
+    with stage.on_stage():
+        stage.model.set_aux_hidden_state_layers((2, 4))
+        with pytest.raises(ValueError, match=r"states of the layers \[1, 4\].* runner V1 sends none over stages"):
+            stage.model.set_aux_hidden_state_layers((1, 4))
