@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "matrix.json"
 CELLS, SPLITS = "tests/engine/test_release.py", "tests/stages/test_splits.py"
 FEATURE_CELLS = "tests/engine/test_features.py"
-STAGES = SPLITS, "tests/stages/test_qwen3_vl.py", "tests/stages/test_towers.py"
+STAGES = SPLITS, *(f"tests/stages/test_{name}.py" for name in ("qwen3_vl", "towers", "auxiliary"))
 FEW = {"VLLM_PP_FIXES_FEW_SPLITS": "1"}
 """1+5, 2+4, 1+1+4 and six stages, of the splits that the newest release's suite runs all."""
 
