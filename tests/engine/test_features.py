@@ -190,7 +190,9 @@ def test_draft(
     def ask(*split: int, draft: bool = True, env: dict[str, str]) -> Parts:
         engine = {**SMALL_CHUNKS, **(variants.speculating(model) | how if draft else EAGER)}
         call = "tests.engine.features:drafted"
-        cell = Cell(str(model), ROWS[model_type].asked, model_type, [*split], 24, env=env, engine=engine, call=call)
+        cell = Cell(
+            str(model), ROWS[model_type].asked, model_type, [*split], max_tokens=24, env=env, engine=engine, call=call
+        )
         outcome = engines_v2.run(cell, timeout=900)
         assert outcome.result, outcome.log[-6000:]
         return outcome.result
