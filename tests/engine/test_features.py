@@ -188,7 +188,7 @@ def test_draft(
     model = variants.variant(checkpoint(model_type), "drafted", variants.with_draft)
 
     def ask(*split: int, draft: bool = True, env: dict[str, str]) -> Parts:
-        engine = {**SMALL_CHUNKS, **(variants.speculating(model) | how if draft else EAGER)}
+        engine = {**SMALL_CHUNKS, "disable_log_stats": False, **(variants.speculating(model) | how if draft else EAGER)}
         call = "tests.engine.features:drafted"
         cell = Cell(
             str(model), ROWS[model_type].asked, model_type, [*split], max_tokens=24, env=env, engine=engine, call=call
