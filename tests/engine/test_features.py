@@ -18,10 +18,20 @@ import pytest
 
 from tests.conftest import Checkpoint
 from tests.engine import variants
-from tests.engine.cells import AHEAD, DEFAULT_COMPILE, EAGER, SMALL_CHUNKS, UPSTREAM, log_lines
+from tests.engine.cells import (
+    AHEAD,
+    DEFAULT_COMPILE,
+    EAGER,
+    LOADED,
+    PIECEWISE,
+    PIECEWISE_ENV,
+    SMALL_CHUNKS,
+    UPSTREAM,
+    log_lines,
+)
 from tests.models import ROWS
 from vllm_pp_fixes.demo.engine import Cell, distance
-from vllm_pp_fixes.demo.forkserver import ForkServer
+from vllm_pp_fixes.demo.forkserver import ForkServer, Outcome
 
 Parts = dict[str, dict[str, Any]]
 VL, MOE, OMNI = "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker"
@@ -171,39 +181,58 @@ def test_feature(feature: Feature, request: pytest.FixtureRequest, checkpoint: C
 
 
 SPECULATED: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
-    (VL, (1, 5), {}),
-    (OMNI, (1, 1, 4), {}),
-    (MOE, (3, 3), {}),
-    (VL, (1,) * 6, {}),
-    (VL, (1, 1, 4), {"enforce_eager": False, **DEFAULT_COMPILE}),
+    (VL, (1, 5), EAGER),
+    (OMNI, (1, 1, 4), EAGER),
+    (MOE, (3, 3), EAGER),
+    (VL, (1,) * 6, EAGER),
+    (VL, (1, 1, 4), DEFAULT_COMPILE),
+    (VL, (3, 3), PIECEWISE),
 ]
+MODES = {"eager": EAGER, "compiled": DEFAULT_COMPILE, "piecewise, cold and warm": PIECEWISE}
 
 
 @pytest.mark.skipif(not REPORT, reason="the matrix runs it; CI has a cell of it in test_release.py")
 @pytest.mark.parametrize(("model_type", "split", "how"), SPECULATED, ids=str)
 def test_draft(
-    engines_v2: ForkServer, checkpoint: Checkpoint, model_type: str, split: tuple[int, ...], how: dict[str, Any]
+    engines_v2: ForkServer,
+    checkpoint: Checkpoint,
+    model_type: str,
+    split: tuple[int, ...],
+    how: dict[str, Any],
+    cache: Path,
 ) -> None:
     """An EAGLE-3 draft: the tokens are those without it, and as many of its are accepted as at one stage."""
     model = variants.variant(checkpoint(model_type), "drafted", variants.with_draft)
 
-    def ask(*split: int, draft: bool = True, env: dict[str, str]) -> Parts:
-        engine = {**SMALL_CHUNKS, "disable_log_stats": False, **(variants.speculating(model) | how if draft else EAGER)}
+    def ask(*split: int, engine: dict[str, Any], env: dict[str, str]) -> Outcome:
+        engine = {**SMALL_CHUNKS, "disable_log_stats": False, **engine}
         call = "tests.engine.features:drafted"
         cell = Cell(
             str(model), ROWS[model_type].asked, model_type, [*split], max_tokens=24, env=env, engine=engine, call=call
         )
         outcome = engines_v2.run(cell, timeout=900)
         assert outcome.result, outcome.log[-6000:]
-        return outcome.result
+        return outcome
 
-    without, one, ours = ask(draft=False, env=UPSTREAM), ask(env=UPSTREAM), ask(*split, env=AHEAD)
-    counts = one.pop("counts")
-    assert ours.pop("counts") == counts
-    assert counts["vllm:spec_decode_num_accepted_tokens"] > 0
-    without.pop("counts")
-    assert all(ours[part]["tokens"] == one[part]["tokens"] == without[part]["tokens"] for part in without)
+    draft = variants.speculating(model)
+    without, one = (ask(engine=engine, env=UPSTREAM).result for engine in (EAGER, draft | EAGER))
+    assert without is not None
+    assert one is not None
+    assert one["counts"]["vllm:spec_decode_num_accepted_tokens"] > 0
+    without["counts"] = one["counts"]
+    env = AHEAD | ({PIECEWISE_ENV: "1", "VLLM_CACHE_ROOT": str(cache)} if how is PIECEWISE else {})
+    for loaded in (0, len(split)) if how is PIECEWISE else (0,):
+        outcome = ask(*split, engine=draft | how, env=env)
+        ours = outcome.result
+        assert ours is not None
+        assert outcome.log.count(LOADED) >= loaded, "a warm start loads each stage's graph"
+        assert ours["counts"] == one["counts"]
+        parts = without.keys() - {"counts"}
+        assert all(ours[part]["tokens"] == one[part]["tokens"] == without[part]["tokens"] for part in parts)
+        far = max(apart(ours[part], without[part]) for part in parts)
+        assert far <= 1e-4
     if REPORT:
-        name = f"EAGLE-3 draft, {model_type}, {'+'.join(map(str, split))}{', compiled' if how else ''}"
+        mode = next(name for name, mode in MODES.items() if mode is how)
+        name = f"EAGLE-3 draft under V2, {model_type}, {'+'.join(map(str, split))}, {mode}"
         with Path(REPORT).open("a") as file:
-            print(json.dumps({"feature": name, "apart": max(apart(ours[p], without[p]) for p in without)}), file=file)
+            print(json.dumps({"feature": name, "apart": far}), file=file)

@@ -145,7 +145,7 @@ def cell(telling: Telling, model: Path, env: dict[str, str], limits: dict[str, i
     drafting: dict[str, Any] = {}
     if telling.draft:
         model, env = variants.variant(model, "drafted", variants.with_draft), env | AHEAD
-        drafting = variants.speculating(model)
+        drafting = variants.speculating(model) | EAGER
     return Cell(
         str(model),
         batches(telling),

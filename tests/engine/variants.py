@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 
 from vllm_pp_fixes.demo.making import draw
 
-from .cells import EAGER
 from .features import ADAPTER, OTHER
 
 WEIGHTS = "model.safetensors"
@@ -144,7 +143,7 @@ def variant(base: Path, name: str, change: Callable[[Path], None]) -> Path:
 def speculating(model: Path) -> dict[str, Any]:
     """Return the arguments of an engine that has the draft beside the weights guess two tokens a step."""
     draft = {"method": "eagle3", "model": str(model / DRAFT), "num_speculative_tokens": 2}
-    return {"speculative_config": draft, "disable_log_stats": False, **EAGER}
+    return {"speculative_config": draft, "disable_log_stats": False}
 
 
 def with_draft(folder: Path) -> None:
