@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -112,3 +114,16 @@ def test_bytes_on_each_of_two_gpus(model_type: str, checkpoint: Checkpoint, aliv
     alive += stages
     for held, stage in zip(plan.over([2, 4]), stages, strict=True):
         assert sum(size for part, size in held.parts.items() if part != "buffers") == stage_bytes(stage.model)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_vl_moe"])
+@pytest.mark.usefixtures("unpacked")
+def test_bytes_of_tied_embeddings(model_type: str, checkpoint: Checkpoint, alive: list[Model], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint(model_type), tmp_path / "tied"))
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["tie_word_embeddings"] = config["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    for rank, held in enumerate(planned(folder, 3).over((2, 2, 2))):
+        stage = Model(model_class(model_type, OURS), engine_config(str(folder)), (2, 2, 2), rank)
+        alive.append(stage)
+        assert sum(size for part, size in held.parts.items() if part != "buffers") == stage_bytes(stage.model), rank

@@ -87,14 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     if len(split) != count:
         raise CommandError(f"split {arguments.split} has {len(split)} stages, not {count}: make them agree")
     chosen = pipeline.over(split)
-    for number, (held, size) in enumerate(zip(chosen, memory, strict=False), 1):
-        if not held.blocks:
-            lack = f"lacks {_gib(max(-held.room, 0) or pipeline.block_bytes * (held.end - held.start) - held.room)}"
-            raise CommandError(
-                f"stage {number} (layers {held.start} to {held.end - 1}) {lack} of {_gib(size)} "
-                f"{'' if arguments.split else 'at the best split '}({_shown(split)}): more memory or stages, a smaller "
-                "--reserve, or a quantised checkpoint"
-            )
+    if memory and min(held.blocks for held in chosen) == 0:
+        raise CommandError(_lack(chosen, pipeline, "" if arguments.split else "the best "))
     own = own_split(model.layers, count)
     report = {
         "model": arguments.model,
@@ -115,6 +109,18 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _draw(report, chosen, pipeline, bool(arguments.split))
     return 0
+
+
+def _lack(chosen: list[Held], pipeline: Pipeline, which: str) -> str:
+    """Say which stage lacks the most, counting one block of keys and values."""
+    lacks = [pipeline.block_bytes * (held.end - held.start) - held.room for held in chosen]
+    number = lacks.index(max(lacks))
+    held, split = chosen[number], [held.end - held.start for held in chosen]
+    return (
+        f"stage {number + 1} (layers {held.start} to {held.end - 1}) lacks {_gib(lacks[number])} beside its "
+        f"{_gib(held.memory)} at {which}split {_shown(split)}: more memory or stages, a smaller --reserve, or a "
+        "quantised checkpoint"
+    )
 
 
 def _positive(text: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..runtime.stages import Stage
-from .split import best_split
+from .split import best_split, own_split, worth
 from .weights import ALL_ON_ALL, HEAD_LAST, Model, Weights
 
 
@@ -101,8 +101,13 @@ class Pipeline:
         return -held.memory if not self.memory else held.blocks if held.room >= 0 else held.room
 
     def best(self) -> list[int]:
-        """Return the best split. Raises `ValueError` where there are more stages than layers."""
-        return best_split(self.model.layers, self.stages, self.score)
+        """Return the best split, vLLM's own where none is better.
+
+        Raises `ValueError` where there are more stages than layers.
+        """
+        best = best_split(self.model.layers, self.stages, self.score)
+        own = own_split(self.model.layers, self.stages)
+        return own if worth(own, self.score) == worth(best, self.score) else best
 
     def over(self, split: Sequence[int]) -> list[Held]:
         """Return what each stage of a split holds."""
