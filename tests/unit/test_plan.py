@@ -211,9 +211,12 @@ def test_a_given_split_is_judged_and_upstream_too(vl8: Path, plan: Plan) -> None
     answer = plan(vl8, "--memory", "24GiB,32GiB", "--split", "1,35", "--kv-cache-dtype", "fp8")
     assert answer["chosen"]["split"] == [1, 35]
     assert answer["chosen"]["tokens"] < answer["best"]["tokens"]
-    assert answer["upstream"][0] == "this split (1,35): DeepStack levels cross stages: [1, 2] after stage 1"
-    assert "split-refused (refuses)" in answer["upstream"][-1]
-    assert answer["upstream"][-1].endswith("; the plugin cures them here")
+    here, own, always, cured = answer["upstream"]
+    assert here.startswith("this split (1,35): DeepStack levels cross stages ([1, 2] after stage 1): vLLM ")
+    assert "split-refused (refuses)" in here
+    assert own == "vLLM's own split (18,18): no DeepStack level crosses a stage"
+    assert "pruned-positions (wrong answers)" in always
+    assert cured == "the plugin cures all of these here"
     half = plan(vl8, "--memory", "24GiB,32GiB", "--split", "1,35")["chosen"]["stages"][0]
     assert abs(answer["chosen"]["stages"][0]["blocks"] - 2 * half["blocks"]) <= 1
 

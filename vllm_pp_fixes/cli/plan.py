@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..fault import Fault
 from ..faults import FAULTS
 from ..planning import headers
 from ..planning.split import own_split
@@ -225,21 +226,23 @@ def _upstream(module: str, levels: int, split: list[int], own: list[int], ours: 
         where = f"vLLM {version}"
     else:
         bad = [fault for fault in FAULTS if module in fault.models and fault.effect != "wastes"]
-        where = "vLLM, by the records, in some releases,"
-    if not bad:
-        return []
+        where = "vLLM, by the records and by its release,"
     said = []
-    for name, each in (("this split", split), *([("its own split", own)] if own != split else [])):
-        crossing = [stage.forwarded for stage in stages(each, levels)]
-        sent = "; ".join(f"{[*one]} after stage {i + 1}" for i, one in enumerate(crossing) if one)
-        said.append(
-            f"{name} ({_shown(each)}): DeepStack levels cross stages: {sent}"
-            if sent
-            else f"{name} ({_shown(each)}): no DeepStack level crosses a stage"
-        )
-    cured = "the plugin cures them here" if ours else f"not cured: the plugin {state}"
-    names = ", ".join(f"{fault.id} ({fault.effect})" for fault in bad)
-    return [*said, f"{where} alone has {names}; {cured}"]
+    at_crossing = [fault for fault in bad if fault.crossing]
+    for name, each in (("this split", split), *([("vLLM's own split", own)] if own != split else [])):
+        sent = [f"{[*s.forwarded]} after stage {i}" for i, s in enumerate(stages(each, levels), 1) if s.forwarded]
+        met = f": {where} alone has {_named(at_crossing)}" if at_crossing and sent else ""
+        crosses = f"DeepStack levels cross stages ({'; '.join(sent)})" if sent else "no DeepStack level crosses a stage"
+        said.append(f"{name} ({_shown(each)}): {crosses}{met}")
+    if rest := [fault for fault in bad if not fault.crossing]:
+        said.append(f"at any split, {where} alone has {_named(rest)}, some of them with some options only")
+    if bad:
+        said.append("the plugin cures all of these here" if ours else f"they are not cured: the plugin {state}")
+    return said
+
+
+def _named(faults: list[Fault]) -> str:
+    return ", ".join(f"{fault.id} ({fault.effect})" for fault in faults)
 
 
 def _notes(pipeline: Pipeline, arguments: argparse.Namespace, module: str, ours: bool, state: str) -> list[str]:
