@@ -28,9 +28,11 @@ from vllm_pp_fixes.runtime.towers import KEEP
 each = pytest.mark.parametrize("model_type", ROWS)
 
 
-def planned(folder: Path, stages: int, *, ours: bool = True, towers_first: bool = True, tp: int = 1) -> Pipeline:
+def planned(
+    folder: Path, stages: int, *, ours: bool = True, towers_first: bool = True, tp: int = 1, dtype: torch.dtype = DTYPE
+) -> Pipeline:
     _, config = read(str(folder))
-    sizes = Sizes.read(config, tp, str(DTYPE).removeprefix("torch."))
+    sizes = Sizes.read(config, tp, str(dtype).removeprefix("torch."))
     weights = weigh(of_folder(folder), sizes, tp)
     return Pipeline(sizes, weights, stages, (), MAX_TOKENS, ours, towers_first, MAX_TOKENS, 4, 16, 0, 1.0)
 

@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,6 @@ from vllm_pp_fixes.planning.headers import of_folder
 from vllm_pp_fixes.planning.split import best_split, own_split, worth
 from vllm_pp_fixes.planning.weights import Model, weigh
 
-GIB = 1 << 30
 VL8 = "Qwen/Qwen3-VL-8B-Instruct"
 Plan = Callable[..., dict[str, Any]]
 
@@ -138,6 +138,31 @@ def test_two_gpus_a_stage_divide_all_but_norms(tmp_path: Path) -> None:
     assert weights.embedding == 1024 * 64
 
 
+@pytest.mark.parametrize(
+    ("layers", "embedding", "head", "towers"),
+    [
+        (
+            "language_model.model.layers",
+            "language_model.model.embed_tokens",
+            "language_model.lm_head",
+            "vision_tower.layers",
+        ),
+        ("model.language_model.layers", "model.language_model.embed_tokens", "lm_head", "model.visual.blocks"),
+        ("language_model.model.layers", "language_model.model.tok_embeddings", "language_model.output", "mlp1"),
+        ("model.layers", "model.embed_tokens", "lm_head", "model.vision_embed_tokens.layers"),
+        ("transformer.h", "transformer.wte", "lm_head", "transformer.visual.resblocks"),
+    ],
+)
+def test_names_of_other_families(tmp_path: Path, layers: str, embedding: str, head: str, towers: str) -> None:
+    names = [f"{layers}.{i}.mlp.experts.{k}.up_proj" for i in range(4) for k in range(2)]
+    tensors: list[Named] = [(f"{name}.weight", "BF16", (8, 8)) for name in names]
+    tensors += [(f"{towers}.{i}.weight", "BF16", (1024, 8)) for i in range(6)]
+    tensors += [(f"{name}.weight", "BF16", (1024, 8)) for name in (embedding, head)]
+    found = weigh(of_folder(write_checkpoint(tmp_path, LLAMA, tensors)), Model.read(LLAMA))
+    assert found.layers == [2 * 2 * 64] * 4
+    assert (found.embedding, found.head, found.other, found.unserved) == (16384, 16384, 6 * 16384, 0)
+
+
 def test_an_index_says_which_files_count(tmp_path: Path) -> None:
     tensors = llama()
     write_file(tmp_path / "a.safetensors", tensors[:6])
@@ -221,6 +246,14 @@ def test_a_given_split_is_judged_and_upstream_too(vl8: Path, plan: Plan) -> None
     assert abs(answer["chosen"]["stages"][0]["blocks"] - 2 * half["blocks"]) <= 1
 
 
+def test_where_there_is_no_vllm(vl8: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = plan(vl8, "--memory", "24GiB,32GiB", "--split", "1,35")
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    there = plan(vl8, "--memory", "24GiB,32GiB", "--split", "1,35")
+    assert there["chosen"] == here["chosen"]
+    assert "vLLM, by the records and by its release, alone has split-refused (refuses)" in there["upstream"][0]
+
+
 def test_a_model_without_a_drop_in(tmp_path: Path, plan: Plan) -> None:
     folder = write_checkpoint(tmp_path, {**LLAMA, "layer_types": ["sliding_attention"] * 4}, llama())
     answer = plan(folder, "--memory", "1GiB", "--stages", "2", "--reserve", "100MiB")
@@ -281,6 +314,24 @@ def test_what_has_no_headers_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     write_file(tmp_path / "model.safetensors", llama(layers=3))
     assert main(["plan", str(tmp_path), "--stages", "2"]) == 2
     assert "no tensors are named by the numbers of 4 layers" in capsys.readouterr().err
+
+
+def test_a_name_whose_headers_cannot_be_had(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--who--what"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    (repository / "snapshots" / "abc" / "config.json").write_text(json.dumps(LLAMA))
+    for name, says in (("who/what", "no headers of who/what: not in the local"), ("who/else", "who/else is no folder")):
+        assert main(["plan", name, "--stages", "2"]) == 2
+        assert says in (err := capsys.readouterr().err)
+        assert err.count("\n") == 1
+    write_checkpoint(repository / "snapshots" / "abc", LLAMA, llama())
+    assert main(["plan", "who/what", "--stages", "2"]) == 0
 
 
 def test_without_rich(vl8: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ _WHOLE = re.compile(
     r"|(o_proj|out_proj|down_proj|fc2|linear_fc2|attn\.proj|dense|dense_4h_to_h|c_proj|mlp\.2)\.bias$"
 )
 """What every GPU of a tensor-parallel group holds whole: norms, routers, convolutions, some biases."""
+_LAYERS = re.compile(r"(^|\.)(layers|h|blocks)$")
 _KEYS = re.compile(r"\.(k_proj|v_proj)\.")
 
 
@@ -190,7 +191,7 @@ def _layers(tensors: list[Tensor], count: int) -> re.Pattern[str]:
         raise ValueError(
             f"no tensors are named by the numbers of {count} layers: its headers do not fit its config.json"
         )
-    prefix = max(whole, key=lambda prefix: (not _BESIDE.search(prefix), size[prefix]))
+    prefix = max(whole, key=lambda name: (not _BESIDE.search(name), bool(_LAYERS.search(name)), size[name]))
     return re.compile(rf"{re.escape(prefix)}\.(\d+)\.")
 
 
