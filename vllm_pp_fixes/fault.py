@@ -56,6 +56,8 @@ class Fault:
     """What the cure takes for granted: a function of upstream's, by its path from the model or from `vllm_config`,
     to what is assumed of it."""
 
+    crossing: bool = False
+    """Whether it is met only where DeepStack levels cross stages."""
     no_diff: str = ""
     """Why `patches/` has no diff of it, where it has none."""
 

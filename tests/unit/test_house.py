@@ -22,8 +22,10 @@ from vllm_pp_fixes.registry import ARCHITECTURES, MODELS, UNTOUCHED
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "vllm_pp_fixes"
-SHOWS = "vllm_pp_fixes.cli", "vllm_pp_fixes.demo"
-SERVES = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ("cli", "demo")]
+SHOWS = "vllm_pp_fixes.cli", "vllm_pp_fixes.demo", "vllm_pp_fixes.planning"
+SERVES = [
+    path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ("cli", "demo", "planning")
+]
 
 
 def name(path: Path) -> str:

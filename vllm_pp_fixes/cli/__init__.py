@@ -1,4 +1,4 @@
-"""What a person runs: `vllm-pp-fixes demo`, `status`, `check`, `diff`. Nothing in here is imported inside a server."""
+"""What a person runs: `vllm-pp-fixes demo`, `status`, `check`, `plan`, `diff`. No server imports anything of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class CommandError(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return its exit status (2 for bad input)."""
-    from . import check, demo, diff, status
+    from . import check, demo, diff, plan, status
 
     parser = argparse.ArgumentParser(prog="vllm-pp-fixes", description="Pipeline parallelism of multimodal models.")
     parser.add_argument("--version", action="version", version=identity())
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (demo, status, check, diff):
+    for command in (demo, status, check, plan, diff):
         sub = commands.add_parser(command.NAME, help=command.HELP, description=command.HELP)
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)

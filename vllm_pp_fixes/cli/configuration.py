@@ -6,9 +6,23 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from ..planning.weights import sections
 from ..registry import ARCHITECTURES
 from . import CommandError
+
+
+def read(model: str) -> tuple[Path, dict[str, Any]]:
+    """Return the path and the content of the `config.json` of `model`, as `vllm serve` takes it.
+
+    That is a folder, or a name on the Hugging Face hub. Raises `CommandError` where there is none.
+    """
+    path = _locate(model)
+    try:
+        return path, json.loads(path.read_text())
+    except ValueError as error:
+        raise CommandError(f"{path} is no JSON: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -23,22 +37,13 @@ class Configuration:
 
     @classmethod
     def read(cls, model: str) -> Configuration:
-        """Read the configuration of `model`, as `vllm serve` takes it: a folder, or a name on the Hugging Face hub.
-
-        Raises `CommandError`: none there, or no drop-in for it.
-        """
-        path = _locate(model)
-        try:
-            config = json.loads(path.read_text())
-        except ValueError as error:
-            raise CommandError(f"{path} is no JSON: {error}") from None
+        """Read the configuration of `model`. Raises `CommandError`: none there, or no drop-in for it."""
+        path, config = read(model)
         architectures = config.get("architectures") or ["no architecture"]
         architecture = next((name for name in architectures if name in ARCHITECTURES), None)
         if architecture is None:
             raise CommandError(f"{path} names {', '.join(architectures)}; known are {', '.join(ARCHITECTURES)}")
-        config = config.get("thinker_config", config)
-        text = config.get("text_config") or config.get("language_config") or config
-        vision, audio = config.get("vision_config") or {}, config.get("audio_config") or {}
+        text, vision, audio = sections(config)
         levels = len(vision.get("deepstack_visual_indexes") or audio.get("deepstack_encoder_layer_indexes") or ())
         if "num_hidden_layers" not in text:
             raise CommandError(f"{path} does not say num_hidden_layers: name a checkpoint with a full configuration")

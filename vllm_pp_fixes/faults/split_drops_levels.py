@@ -19,6 +19,7 @@ FAULT = Fault(
     hits=("qwen3_omni_moe_thinker",),
     ranges=((OLDEST, NEWEST),),
     effect="wrong answers",
+    crossing=True,
     symptom="a first stage with fewer layers than DeepStack levels: no refusal, but levels after the first stage are "
     "lost: **wrong answers** for pictures and video, log-probabilities off by more than 1",
     upstream="none",

@@ -20,6 +20,7 @@ FAULT = Fault(
     hits=("qwen3_vl", "qwen3_vl_moe"),
     ranges=((OLDEST, NEWEST),),
     effect="refuses",
+    crossing=True,
     symptom="a first stage with fewer layers than DeepStack levels: `AssertionError: start_layer should be "
     "greater than or equal to len(deepstack_visual_indexes)`",
     upstream="none",

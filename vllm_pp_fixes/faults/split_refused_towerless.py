@@ -43,6 +43,7 @@ FAULT = Fault(
     hits=("qwen3_vl", "qwen3_vl_moe"),
     ranges=((OLDEST, NEWEST),),
     effect="refuses",
+    crossing=True,
     symptom="the same refusal with image=0 and video=0 in `--limit-mm-per-prompt`, where no level exists",
     upstream="none",
     remedy="the constructor no longer refuses; nothing is declared or sent without a tower",
