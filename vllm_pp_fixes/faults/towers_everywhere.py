@@ -32,7 +32,8 @@ FAULT = Fault(
     symptom="every stage holds the vision and audio towers, about 1.2 GB of Qwen3-VL and 2.4 GB of Qwen3-Omni in "
     "bfloat16; only the first one runs them (from 0.33.0 on runner V2 leaves them out itself)",
     upstream="none",
-    remedy="later stages have no tower and do not load its weights; `VLLM_PP_FIXES_KEEP_TOWERS=1` leaves them",
+    remedy="where the drop-in carries levels, later stages have no tower and do not load its weights; "
+    "`VLLM_PP_FIXES_KEEP_TOWERS=1` keeps it",
     until="a release that leaves them out under both runners",
     no_diff="it costs memory, not answers, and from 0.33.0 on runner V2 leaves towers out in another way",
     probe=probe,

@@ -12,6 +12,7 @@ from vllm.model_executor.models.utils import StageMissingLayer
 
 from .compose import DropIn
 from .construction import Instead
+from .deepstack import DeepStackOverStages
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,14 +26,16 @@ class TowersOnFirstStage(DropIn):
 
     Upstream then builds a tower on the meta device, keeps it as a `StageMissingLayer`, which has no parameters, and
     its loader passes over the weights. Only the construction of towers sees these limits: the stage still counts the
-    levels that the first one sends.
+    levels that the first one sends, where the drop-in carries them; elsewhere towers stay.
     """
 
     without_towers = False
     """Whether this stage has left them out."""
 
     def _mark_tower_model(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        self.without_towers = os.environ.get(KEEP) != "1" and not get_pp_group().is_first_rank
+        # A patched upstream that carries levels itself counts them by the tower that its stage holds.
+        carried = isinstance(self, DeepStackOverStages)
+        self.without_towers = carried and os.environ.get(KEEP) != "1" and not get_pp_group().is_first_rank
         if self.without_towers:
             real = vllm_config.model_config
             limits = Instead(real.multimodal_config, get_limit_per_prompt=lambda modality: 0)
