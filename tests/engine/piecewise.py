@@ -24,8 +24,11 @@ _check = CpuPlatform.check_and_update_config.__func__
 
 def _check_and_update_config(cls: type, vllm_config: Any) -> None:
     compilation = vllm_config.compilation_config
-    asked = compilation.mode, compilation.backend
+    asked, parallel = (compilation.mode, compilation.backend), vllm_config.parallel_config
+    executor = parallel.distributed_executor_backend
     _check(cls, vllm_config)
+    if executor == "ray":  # what `compiled_graph.py` says; up to 0.19 the CPU platform takes it back
+        parallel.distributed_executor_backend = executor
     if PIECEWISE_ENV in os.environ:
         compilation.mode, compilation.backend = asked
     if ASYNC_ENV in os.environ:

@@ -180,29 +180,35 @@ def test_feature(feature: Feature, request: pytest.FixtureRequest, checkpoint: C
             print(json.dumps({"feature": feature.name, "apart": max(distances.values())}), file=file)
 
 
-SPECULATED: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
-    (VL, (1, 5), EAGER),
-    (OMNI, (1, 1, 4), EAGER),
-    (MOE, (3, 3), EAGER),
-    (VL, (1,) * 6, EAGER),
-    (VL, (1, 1, 4), DEFAULT_COMPILE),
-    (VL, (3, 3), PIECEWISE),
+SPECULATED: list[tuple[str, str, tuple[int, ...], dict[str, Any]]] = [
+    ("EAGLE-3", VL, (1, 5), EAGER),
+    ("EAGLE-3", OMNI, (1, 1, 4), EAGER),
+    ("EAGLE-3", MOE, (3, 3), EAGER),
+    ("EAGLE-3", VL, (1,) * 6, EAGER),
+    ("EAGLE-3", VL, (1, 1, 4), DEFAULT_COMPILE),
+    ("EAGLE-3", VL, (3, 3), PIECEWISE),
+    ("DFlash", VL, (1, 5), EAGER),
+    ("DFlash", MOE, (1, 1, 4), EAGER),
 ]
+DRAFTS = {"EAGLE-3": ("eagle3", variants.with_draft), "DFlash": ("dflash", variants.with_dflash)}
 MODES = {"eager": EAGER, "compiled": DEFAULT_COMPILE, "piecewise, cold and warm": PIECEWISE}
 
 
 @pytest.mark.skipif(not REPORT, reason="the matrix runs it; CI has a cell of it in test_release.py")
-@pytest.mark.parametrize(("model_type", "split", "how"), SPECULATED, ids=str)
+@pytest.mark.timeout(2000)
+@pytest.mark.parametrize(("kind", "model_type", "split", "how"), SPECULATED, ids=str)
 def test_draft(
     engines_v2: ForkServer,
     checkpoint: Checkpoint,
+    kind: str,
     model_type: str,
     split: tuple[int, ...],
     how: dict[str, Any],
     cache: Path,
 ) -> None:
-    """An EAGLE-3 draft: the tokens are those without it, and as many of its are accepted as at one stage."""
-    model = variants.variant(checkpoint(model_type), "drafted", variants.with_draft)
+    """A draft: the tokens are those without it, and as many of its are accepted as at one stage."""
+    method, make = DRAFTS[kind]
+    model = variants.variant(checkpoint(model_type), f"drafted-{method}", make)
 
     def ask(*split: int, engine: dict[str, Any], env: dict[str, str]) -> Outcome:
         engine = {**SMALL_CHUNKS, "disable_log_stats": False, **engine}
@@ -214,7 +220,7 @@ def test_draft(
         assert outcome.result, outcome.log[-6000:]
         return outcome
 
-    draft = variants.speculating(model)
+    draft = variants.speculating(model, method)
     without, one = (ask(engine=engine, env=UPSTREAM).result for engine in (EAGER, draft | EAGER))
     assert without is not None
     assert one is not None
@@ -233,6 +239,6 @@ def test_draft(
         assert far <= 1e-4
     if REPORT:
         mode = next(name for name, mode in MODES.items() if mode is how)
-        name = f"EAGLE-3 draft under V2, {model_type}, {'+'.join(map(str, split))}, {mode}"
+        name = f"{kind} draft under V2, {model_type}, {'+'.join(map(str, split))}, {mode}"
         with Path(REPORT).open("a") as file:
             print(json.dumps({"feature": name, "apart": far}), file=file)

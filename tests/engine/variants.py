@@ -140,47 +140,87 @@ def variant(base: Path, name: str, change: Callable[[Path], None]) -> Path:
     return copy
 
 
-def speculating(model: Path) -> dict[str, Any]:
+def speculating(model: Path, method: str = "eagle3") -> dict[str, Any]:
     """Return the arguments of an engine that has the draft beside the weights guess two tokens a step."""
-    draft = {"method": "eagle3", "model": str(model / DRAFT), "num_speculative_tokens": 2}
+    draft = {"method": method, "model": str(model / DRAFT), "num_speculative_tokens": 2}
     return {"speculative_config": draft, "disable_log_stats": False}
 
 
+HIDDEN, HEADS, DIM, INNER = 64, 4, 32, 128
+"""Of a draft's one layer."""
+
+
 def with_draft(folder: Path) -> None:
-    """An EAGLE-3 draft beside the weights: the last of its three states, put through the target's own output layer.
+    """An EAGLE-3 draft beside the weights: the sum of its states, put through the target's own output layer.
 
     So it proposes what the target said last, which is right now and then.
     """
-    weights, draft = load_file(folder / WEIGHTS), folder / DRAFT
-    hidden, heads, dim, inner = 64, 4, 32, 128
     shapes: dict[str, tuple[int, ...]] = {
-        "midlayer.self_attn.q_proj.weight": (heads * dim, 2 * hidden),
-        "midlayer.self_attn.k_proj.weight": (heads * dim, 2 * hidden),
-        "midlayer.self_attn.v_proj.weight": (heads * dim, 2 * hidden),
-        "midlayer.self_attn.o_proj.weight": (hidden, heads * dim),
-        "midlayer.mlp.gate_proj.weight": (inner, hidden),
-        "midlayer.mlp.up_proj.weight": (inner, hidden),
-        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "midlayer.self_attn.q_proj.weight": (HEADS * DIM, 2 * HIDDEN),
+        "midlayer.self_attn.k_proj.weight": (HEADS * DIM, 2 * HIDDEN),
+        "midlayer.self_attn.v_proj.weight": (HEADS * DIM, 2 * HIDDEN),
+        "midlayer.self_attn.o_proj.weight": (HIDDEN, HEADS * DIM),
+        "midlayer.mlp.gate_proj.weight": (INNER, HIDDEN),
+        "midlayer.mlp.up_proj.weight": (INNER, HIDDEN),
+        "midlayer.mlp.down_proj.weight": (HIDDEN, INNER),
     }
     made = {name: weight * 0.1 for name, weight in draw(shapes, seed=5).items()}
     for name in ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm"):
-        made[f"{name}.weight"] = torch.ones(hidden)
-    made["fc.weight"] = torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], 1)
+        made[f"{name}.weight"] = torch.ones(HIDDEN)
+    said = {"model_type": "llama", "eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    _save_draft(folder, "Eagle3Qwen3vlForCausalLM", made, said)
+
+
+def with_dflash(folder: Path) -> None:
+    """A DFlash draft beside the weights: it attends to the states of the nearest tokens, and proposes what those say.
+
+    Queries and keys are constant, so that the distance alone counts; the tokens of the query add nothing of their own.
+    """
+    attention, identity = "layers.0.self_attn", torch.eye(HEADS * DIM)
+    made = {f"{attention}.{part}_proj.weight": torch.zeros(HEADS * DIM, HIDDEN) for part in "qk"}
+    made |= {f"{attention}.{part}_proj.bias": torch.ones(HEADS * DIM) for part in "qk"}
+    made |= {f"{attention}.{part}_norm.weight": torch.full((DIM,), 2.0) for part in "qk"}
+    made[f"{attention}.v_proj.weight"] = identity[:, :HIDDEN].clone()
+    made[f"{attention}.o_proj.weight"] = identity[:HIDDEN].clone()
+    made |= {f"{attention}.v_proj.bias": torch.zeros(HEADS * DIM), f"{attention}.o_proj.bias": torch.zeros(HIDDEN)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "layers.0.mlp.gate_proj.weight": (INNER, HIDDEN),
+        "layers.0.mlp.up_proj.weight": (INNER, HIDDEN),
+        "layers.0.mlp.down_proj.weight": (HIDDEN, INNER),
+    }
+    made |= {name: weight * 0.1 for name, weight in draw(shapes, seed=5).items()}
+    made["layers.0.input_layernorm.weight"] = torch.zeros(HIDDEN)
+    for name in ("layers.0.post_attention_layernorm", "hidden_norm", "norm"):
+        made[f"{name}.weight"] = torch.ones(HIDDEN)
+    # The ids count the layers that a state leaves, the other draft's those that it enters.
+    flash = {"target_layer_ids": [0, 2, 4], "mask_token_id": MASK}
+    said = {"model_type": "qwen3", "dflash_config": flash, "is_causal": True, "attention_bias": True}
+    _save_draft(folder, "DFlashDraftModel", made, said)
+
+
+MASK = 0
+"""The token that stands for one to be guessed; no prompt has it."""
+
+
+def _save_draft(folder: Path, architecture: str, made: dict[str, torch.Tensor], said: dict[str, Any]) -> None:
+    """Save a draft of three states, the last of which weighs most, with the target's own embedding and output layer."""
+    weights, draft = load_file(folder / WEIGHTS), folder / DRAFT
+    made["fc.weight"] = torch.cat([torch.eye(HIDDEN) * weight for weight in (0.3, 0.3, 1.0)], 1)
     for name in ("embed_tokens.weight", "lm_head.weight"):
         made[name] = next(weight for each, weight in weights.items() if each.endswith(name)).clone()
+    if "dflash_config" in said:
+        made["embed_tokens.weight"][MASK] = 0
     draft.mkdir()
     save_file(made, draft / WEIGHTS, {"format": "pt"})
     rows = made["lm_head.weight"].shape[0]
-    said = {
-        "architectures": ["Eagle3Qwen3vlForCausalLM"],
-        "model_type": "llama",
-        "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
-        "hidden_size": hidden,
-        "intermediate_size": inner,
+    shape = {
+        "architectures": [architecture],
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
         "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "head_dim": dim,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": DIM,
         "vocab_size": rows,
         "draft_vocab_size": rows,
         "max_position_embeddings": 1024,
@@ -189,4 +229,4 @@ def with_draft(folder: Path) -> None:
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
     }
-    (draft / "config.json").write_text(json.dumps(said))
+    (draft / "config.json").write_text(json.dumps(shape | said))
