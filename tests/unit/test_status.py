@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -15,8 +16,10 @@ from huggingface_hub import constants
 from tests.unit.conftest import Snippet
 from tests.unit.test_probes import INSTALLED, TAKEN, VL, Edit, edited  # noqa: F401
 from vllm_pp_fixes.cli import main
-from vllm_pp_fixes.cli.configuration import Configuration
-from vllm_pp_fixes.faults import FAULTS
+from vllm_pp_fixes.cli.check import takes_draft
+from vllm_pp_fixes.cli.configuration import Configuration, Draft
+from vllm_pp_fixes.cli.installed import findings, tree
+from vllm_pp_fixes.faults import FAULTS, aux_states_lost
 from vllm_pp_fixes.version import identity
 
 KEEP = "VLLM_PP_FIXES_KEEP_TOWERS"
@@ -169,6 +172,47 @@ def test_check_a_split_that_needs_it(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "the split 1+5 needs it: DeepStack levels cross stages ([1, 2] after stage 1)" in text
 
 
+def draft(folder: Path, **more: object) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Eagle3Qwen3vlForCausalLM"], **more}))
+    return str(folder)
+
+
+def test_check_of_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its states by the layers that they enter, as EAGLE-3 says them, and by those that they leave, as DFlash does."""
+    eagle = draft(tmp_path / "eagle", eagle_aux_hidden_state_layer_ids=[1, 3, 5])
+    flash = draft(tmp_path / "flash", architectures=["DFlashDraftModel"], dflash_config={"target_layer_ids": [0, 3]})
+    chosen = draft(tmp_path / "chosen")
+    other = draft(tmp_path / "other", architectures=["LlamaForCausalLM"])
+    assert main(["check", config(tmp_path), "--split", "1,5", "--speculative", eagle]) == 0
+    assert "takes the draft under runner V2, VLLM_USE_V2_MODEL_RUNNER=1: [1] cross stages" in printed(capsys)
+
+    # What else `check` says of one, without asking vLLM each time which class serves.
+    source, ours = tree(), {"cured": ["aux-states-lost"]}
+    found = findings(source, "unknown")
+
+    def takes(folder: str, split: list[int], answer: dict[str, Any]) -> bool:
+        return takes_draft(Draft.read(folder), Configuration.read(str(tmp_path)), split, source, found, answer)
+
+    for folder, split, answer, right, says in (
+        (eagle, [3, 3], ours, True, "[1, 3] cross stages"),
+        (flash, [3, 3], ours, True, "[1] cross stages"),
+        (eagle, [6], {}, True, "takes the draft: none of its states crosses a stage"),
+        (chosen, [3, 3], {}, False, "reads the auxiliary states [2, 3], which upstream chooses by itself"),
+        (chosen, [3, 3], {}, False, "does not take the draft: upstream's class loses its states, or refuses it"),
+        (other, [3, 3], {}, True, "LlamaForCausalLM reads no auxiliary states"),
+    ):
+        assert takes(folder, split, answer) is right
+        assert says in printed(capsys)
+    monkeypatch.setattr(aux_states_lost, "sent", lambda _: False)
+    assert not takes(eagle, [3, 3], {})
+    assert "[1, 3] come from earlier stages, and this vLLM sends none: use 0.30 or later" in printed(capsys)
+    assert takes(eagle, [1, 5], {}) is False
+    config(tmp_path, architectures=["MossAudioModel"])
+    assert not takes(eagle, [3, 3], ours)
+    assert "MossAudioModel gives no auxiliary states: serve it without this draft" in printed(capsys)
+
+
 def test_check_with_the_plugin_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,4 +276,4 @@ def test_check_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str], arg
     assert main(["check", config(tmp_path, architectures=["Llama"])]) == 2
     assert "names Llama; known are Qwen3VL" in capsys.readouterr().err
     assert main(["check", "-pp", "2"]) == 2
-    assert "a split needs a model" in capsys.readouterr().err
+    assert "a split and a draft need a model" in capsys.readouterr().err

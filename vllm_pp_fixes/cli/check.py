@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import Any
 
-from ..runtime.stages import parse_split, stages
+from ..faults import aux_states_lost
+from ..runtime.stages import States, parse_split, stages
+from ..source import Tree
 from ..version import identity
 from . import CommandError
-from .configuration import Configuration
-from .installed import ask_vllm, findings, left, plugin_state, range_warning, tree, version_of
+from .configuration import Configuration, Draft
+from .installed import Finding, ask_vllm, findings, left, plugin_state, range_warning, tree, version_of
 from .progress import Progress
 
 NAME = "check"
@@ -22,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", metavar="MODEL", help="the checkpoint to be served, as `vllm serve` takes it"
     )
     parser.add_argument("--split", metavar="1,5", help="layers a stage (default: VLLM_PP_LAYER_PARTITION)")
+    parser.add_argument(
+        "--speculative", metavar="DRAFT", help="the draft's checkpoint: do its auxiliary states cross stages?"
+    )
     parser.add_argument("--pipeline-parallel-size", "-pp", type=int, metavar="N", help="stages, split as vLLM does")
 
 
@@ -30,14 +36,15 @@ def run(arguments: argparse.Namespace) -> int:
     source = tree()
     version = version_of(source)
     configuration = Configuration.read(arguments.model) if arguments.model else None
+    draft = Draft.read(arguments.speculative) if arguments.speculative and configuration else None
     served, state = plugin_state()
     print(f"vllm_pp_fixes {identity()}, vLLM {version}: every host must say the same")
     if warning := range_warning(version):
         print(warning)
     print(f"the plugin {state}")
     if configuration is None:
-        if arguments.split or arguments.pipeline_parallel_size:
-            raise CommandError("a split needs a model to be held against: name its checkpoint")
+        if arguments.split or arguments.pipeline_parallel_size or arguments.speculative:
+            raise CommandError("a split and a draft need a model to be held against: name its checkpoint")
         return 0 if served else 1
     split = arguments.split or os.environ.get("VLLM_PP_LAYER_PARTITION")
     try:
@@ -67,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     ours = "cured" in answer and bool(answer["cured"])
     cured = f", which cures {', '.join(answer['cured'])}" if ours else ""
     print(f"{configuration.architecture} is served by {answer['class']}{cured}")
-    has = [f.fault.id for f in findings(source, version) if configuration.model in f.affected]
+    found = findings(source, version)
+    has = [finding.fault.id for finding in found if configuration.model in finding.affected]
     if has and not ours:
         print(f"upstream's class has {', '.join(has)}")
     if not ours and (why := left(source).get(configuration.model)):
@@ -84,4 +92,44 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         rest = f"; without it {', '.join(has)} may show" if has else ""
         print(f"the split {name} does not need it for DeepStack levels, none crosses a stage{rest}")
-    return 1 if needs and not ours else 0
+    takes = draft is None or takes_draft(draft, configuration, split_given, source, found, answer)
+    return 1 if (needs and not ours) or not takes else 0
+
+
+def takes_draft(
+    draft: Draft,
+    target: Configuration,
+    split: list[int],
+    source: Tree,
+    found: list[Finding],
+    answer: dict[str, Any],
+) -> bool:
+    """Say whether a draft can be served at this split, and what that needs."""
+    if not draft.reads:
+        print(f"{draft.architecture} reads no auxiliary states: a split matters to it no more than without a draft")
+        return True
+    layers, fault, name = target.layers, aux_states_lost.FAULT, "+".join(map(str, split))
+    wanted = draft.states or tuple(sorted({2, layers // 2, layers - 3}))
+    whose = "" if draft.states else ", which upstream chooses by itself"
+    print(f"{draft.architecture} reads the auxiliary states {[*wanted]}{whose}")
+    if target.model not in fault.models:
+        print(f"{target.architecture} gives no auxiliary states: serve it without this draft")
+        return False
+    received = States.of(wanted, layers - split[-1], layers, first=len(split) == 1, last=True).received
+    crossing = [*wanted[: len(received)]]
+    right = [model for finding in found if finding.fault.id == fault.id for model in finding.right]
+    if not aux_states_lost.sent(source):
+        if crossing:
+            print(
+                f"the split {name} does not take the draft: {crossing} come from earlier stages, and this vLLM sends "
+                "none: use 0.30 or later, or a split whose last stage has these layers"
+            )
+            return False
+    elif len(split) > 1 and fault.id not in answer.get("cured", ()) and target.model not in right:
+        print(f"the split {name} does not take the draft: upstream's class loses its states, or refuses it")
+        return False
+    if crossing:
+        print(f"the split {name} takes the draft under runner V2, VLLM_USE_V2_MODEL_RUNNER=1: {crossing} cross stages")
+    else:
+        print(f"the split {name} takes the draft: none of its states crosses a stage")
+    return True

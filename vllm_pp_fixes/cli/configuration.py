@@ -12,6 +12,8 @@ from ..planning.weights import sections
 from ..registry import ARCHITECTURES
 from . import CommandError
 
+TARGETS = "target_layer_ids"
+
 
 def read(model: str) -> tuple[Path, dict[str, Any]]:
     """Return the path and the content of the `config.json` of `model`, as `vllm serve` takes it.
@@ -48,6 +50,32 @@ class Configuration:
         if "num_hidden_layers" not in text:
             raise CommandError(f"{path} does not say num_hidden_layers: name a checkpoint with a full configuration")
         return cls(architecture, ARCHITECTURES[architecture], text["num_hidden_layers"], levels)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """The `config.json` of a draft for speculative decoding."""
+
+    architecture: str
+    reads: bool
+    """Whether it reads auxiliary states of the target."""
+    states: tuple[int, ...]
+    """Those that it names, `L` being what enters layer `L`; none where the target's class chooses."""
+
+    @classmethod
+    def read(cls, model: str) -> Draft:
+        """Read the configuration of a draft. Raises `CommandError`: none there, or it names no architecture."""
+        path, config = read(model)
+        architecture = next(iter(config.get("architectures") or ()), None)
+        if architecture is None:
+            raise CommandError(f"{path} names no architecture: name the checkpoint of a draft")
+        nested = {**(config.get("eagle_config") or {}), **(config.get("dflash_config") or {})}
+        entered = config.get("eagle_aux_hidden_state_layer_ids")
+        # DFlash and DSpark count the layers that a state leaves.
+        left = next(filter(None, (nested.get(TARGETS), *map(config.get, ("dspark_target_layer_ids", TARGETS)))), ())
+        states = entered or [layer + 1 for layer in left] or nested.get("layer_ids") or ()
+        kinds = ("eagle3", "dflash", "dspark")
+        return cls(architecture, any(kind in architecture.lower() for kind in kinds), tuple(sorted({*states})))
 
 
 def _locate(model: str) -> Path:

@@ -15,13 +15,18 @@ from ..source import Tree, mentions
 PACK, INNER = "pack_local_aux_hidden_states", "language_model.model"
 
 
-def probe(tree: Tree, model: str, cls: str) -> bool:
-    """Tell whether this vLLM sends auxiliary states over stages, and the inner model does not. Raises `CannotTell`."""
+def sent(tree: Tree) -> bool:
+    """Tell whether this vLLM sends auxiliary states over stages, for some model. Raises `CannotTell`."""
 
     def packs(node: ast.AST) -> bool:
         return isinstance(node, ast.FunctionDef) and node.name == PACK
 
-    if not tree.mentions("model_executor/models/interfaces.py", packs):
+    return tree.mentions("model_executor/models/interfaces.py", packs)
+
+
+def probe(tree: Tree, model: str, cls: str) -> bool:
+    """Tell whether this vLLM sends auxiliary states over stages, and the inner model does not. Raises `CannotTell`."""
+    if not sent(tree):
         return False
     return not any(mentions(function, PACK) for *_, function in tree.definitions(model, cls, f"{INNER}.forward"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,31 +9,10 @@ from vllm.distributed import get_pp_group
 from vllm.sequence import IntermediateTensors
 
 from .compose import DropIn, subclass
+from .stages import States
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-
-@dataclass(frozen=True)
-class States:
-    """The auxiliary states that a stage receives, captures and forwards, by number: in the order of their layers.
-
-    State `L` is what enters layer `L`, or leaves the last one. Between two stages it is captured by the earlier one.
-    """
-
-    received: range = range(0)
-    captured: range = range(0)
-    forwarded: range = range(0)
-    layers: tuple[int, ...] = ()
-    """Which states this stage captures."""
-
-    @classmethod
-    def of(cls, wanted: tuple[int, ...], start: int, end: int, first: bool, last: bool) -> States:
-        """Return those of the stage that runs the layers `[start, end)`, where `wanted` (sorted) are asked for."""
-        before = 0 if first else sum(layer <= start for layer in wanted)
-        until = sum(layer <= end for layer in wanted)
-        none = range(0)
-        return cls(range(before), range(before, until), none if last else range(until), wanted[before:until])
 
 
 class Capturing:

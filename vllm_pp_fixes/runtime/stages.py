@@ -1,4 +1,4 @@
-"""The arithmetic of stages: which DeepStack levels a stage receives, uses and forwards.
+"""The arithmetic of stages: which DeepStack levels and auxiliary states a stage receives, uses and forwards.
 
 Level `k` is added to the hidden states after layer `k`. The factory of receive buffers and the sender both ask
 here, so that they cannot disagree: vLLM's V1 runner loops over the received keys, V2 over the buffer's, and a set
@@ -37,6 +37,28 @@ class Stage:
     def forwarded(self) -> range:
         """Levels that a later stage adds: those at or after `end`; none on the last stage."""
         return range(self.end, self.levels)
+
+
+@dataclass(frozen=True)
+class States:
+    """The auxiliary states that a stage receives, captures and forwards, by number: in the order of their layers.
+
+    State `L` is what enters layer `L`, or leaves the last one. Between two stages it is captured by the earlier one.
+    """
+
+    received: range = range(0)
+    captured: range = range(0)
+    forwarded: range = range(0)
+    layers: tuple[int, ...] = ()
+    """Which states this stage captures."""
+
+    @classmethod
+    def of(cls, wanted: tuple[int, ...], start: int, end: int, first: bool, last: bool) -> States:
+        """Return those of the stage that runs the layers `[start, end)`, where `wanted` (sorted) are asked for."""
+        before = 0 if first else sum(layer <= start for layer in wanted)
+        until = sum(layer <= end for layer in wanted)
+        none = range(0)
+        return cls(range(before), range(before, until), none if last else range(until), wanted[before:until])
 
 
 def parse_split(text: str, layers: int | None = None) -> list[int]:
