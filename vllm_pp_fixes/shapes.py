@@ -76,3 +76,16 @@ def asks_for_tower(node: ast.AST) -> bool:
 def asked_around(found: list[ast.stmt]) -> list[ast.expr]:
     """Return the conditions of the `if` statements that a statement stands in."""
     return [statement.test for statement in found if isinstance(statement, ast.If)]
+
+
+PACK = "pack_local_aux_hidden_states"
+"""How upstream names what puts a stage's auxiliary states among those that it sends."""
+
+
+def sends_states(tree: Tree) -> bool:
+    """Tell whether this vLLM sends auxiliary states over stages, for some model. Raises `CannotTell`."""
+
+    def packs(node: ast.AST) -> bool:
+        return isinstance(node, ast.FunctionDef) and node.name == PACK
+
+    return tree.mentions("model_executor/models/interfaces.py", packs)

@@ -15,11 +15,11 @@ from huggingface_hub import constants
 
 from tests.unit.conftest import Snippet
 from tests.unit.test_probes import INSTALLED, TAKEN, VL, Edit, edited  # noqa: F401
-from vllm_pp_fixes.cli import main
+from vllm_pp_fixes.cli import check, main
 from vllm_pp_fixes.cli.check import takes_draft
 from vllm_pp_fixes.cli.configuration import Configuration, Draft
 from vllm_pp_fixes.cli.installed import findings, tree
-from vllm_pp_fixes.faults import FAULTS, aux_states_lost
+from vllm_pp_fixes.faults import FAULTS
 from vllm_pp_fixes.version import identity
 
 KEEP = "VLLM_PP_FIXES_KEEP_TOWERS"
@@ -204,7 +204,7 @@ def test_check_of_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     ):
         assert takes(folder, split, answer) is right
         assert says in printed(capsys)
-    monkeypatch.setattr(aux_states_lost, "sent", lambda _: False)
+    monkeypatch.setattr(check, "sends_states", lambda _: False)
     assert not takes(eagle, [3, 3], {})
     assert "[1, 3] come from earlier stages, and this vLLM sends none: use 0.30 or later" in printed(capsys)
     assert takes(eagle, [1, 5], {}) is False

@@ -6,8 +6,9 @@ import argparse
 import os
 from typing import Any
 
-from ..faults import aux_states_lost
+from ..faults import FAULTS
 from ..runtime.stages import States, parse_split, stages
+from ..shapes import sends_states
 from ..source import Tree
 from ..version import identity
 from . import CommandError
@@ -17,6 +18,8 @@ from .progress import Progress
 
 NAME = "check"
 HELP = "say, before a start, whether the plugin is on, which class will serve a model, and whether a split needs it"
+
+LOST = "aux-states-lost"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,24 +111,24 @@ def takes_draft(
     if not draft.reads:
         print(f"{draft.architecture} reads no auxiliary states: a split matters to it no more than without a draft")
         return True
-    layers, fault, name = target.layers, aux_states_lost.FAULT, "+".join(map(str, split))
+    layers, name = target.layers, "+".join(map(str, split))
     wanted = draft.states or tuple(sorted({2, layers // 2, layers - 3}))
     whose = "" if draft.states else ", which upstream chooses by itself"
     print(f"{draft.architecture} reads the auxiliary states {[*wanted]}{whose}")
-    if target.model not in fault.models:
+    if not any(fault.id == LOST and target.model in fault.models for fault in FAULTS):
         print(f"{target.architecture} gives no auxiliary states: serve it without this draft")
         return False
     received = States.of(wanted, layers - split[-1], layers, first=len(split) == 1, last=True).received
     crossing = [*wanted[: len(received)]]
-    right = [model for finding in found if finding.fault.id == fault.id for model in finding.right]
-    if not aux_states_lost.sent(source):
+    right = [model for finding in found if finding.fault.id == LOST for model in finding.right]
+    if not sends_states(source):
         if crossing:
             print(
                 f"the split {name} does not take the draft: {crossing} come from earlier stages, and this vLLM sends "
                 "none: use 0.30 or later, or a split whose last stage has these layers"
             )
             return False
-    elif len(split) > 1 and fault.id not in answer.get("cured", ()) and target.model not in right:
+    elif len(split) > 1 and LOST not in answer.get("cured", ()) and target.model not in right:
         print(f"the split {name} does not take the draft: upstream's class loses its states, or refuses it")
         return False
     if crossing:

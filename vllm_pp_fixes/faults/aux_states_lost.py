@@ -5,28 +5,17 @@ Upstream: PR 50514 sends them, for models whose inner `forward` packs and collec
 
 from __future__ import annotations
 
-import ast
-
 from ..fault import Cure, Fault
 from ..releases import NEWEST
-from ..shapes import OWN_GRAPHS_REST_ON
+from ..shapes import OWN_GRAPHS_REST_ON, PACK, sends_states
 from ..source import Tree, mentions
 
-PACK, INNER = "pack_local_aux_hidden_states", "language_model.model"
-
-
-def sent(tree: Tree) -> bool:
-    """Tell whether this vLLM sends auxiliary states over stages, for some model. Raises `CannotTell`."""
-
-    def packs(node: ast.AST) -> bool:
-        return isinstance(node, ast.FunctionDef) and node.name == PACK
-
-    return tree.mentions("model_executor/models/interfaces.py", packs)
+INNER = "language_model.model"
 
 
 def probe(tree: Tree, model: str, cls: str) -> bool:
     """Tell whether this vLLM sends auxiliary states over stages, and the inner model does not. Raises `CannotTell`."""
-    if not sent(tree):
+    if not sends_states(tree):
         return False
     return not any(mentions(function, PACK) for *_, function in tree.definitions(model, cls, f"{INNER}.forward"))
 
