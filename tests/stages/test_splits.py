@@ -100,15 +100,23 @@ def test_buffers_exist_on_the_first_stage_with_a_tower_only(build: Build, model_
         assert build((1, 5), UPSTREAM, model_type=model_type).stages[1].model.deepstack_input_embeds
 
 
-@pytest.mark.skipif("moss-compiled-drops-levels" not in FAULTS.get("moss_audio", ()), reason="upstream's own buffers")
-def test_moss_buffers_are_saved_when_the_server_sleeps(build: Build) -> None:
+BUFFERED = {
+    model_type: "moss-compiled-drops-levels" if model_type == "moss_audio" else "buffers-everywhere"
+    for model_type in FAULTS
+    if ROWS[model_type].no_tower
+}
+
+
+@pytest.mark.parametrize("model_type", [each for each, fault in BUFFERED.items() if fault in FAULTS[each]])
+def test_buffers_are_saved_when_the_server_sleeps(model_type: str, build: Build) -> None:
     """At sleep level 2 vLLM keeps registered buffers, and nothing else; a checkpoint has none of them."""
-    first, last = (stage.model for stage in build((1, 5), model_type="moss_audio").stages)
+    first, last = (stage.model for stage in build((1, 5), model_type=model_type).stages)
     kept = {name: buffer for name, buffer in first.named_buffers() if name.startswith("level_buffer")}
     assert [tuple(buffer.shape) for buffer in kept.values()] == [(MAX_TOKENS, 64)] * 3
-    assert all(kept[f"level_buffer_{k}"] is buffer for k, buffer in enumerate(first.level_buffers))
+    read = first.level_buffers if model_type == "moss_audio" else first.deepstack_input_embeds
+    assert all(kept[f"level_buffer_{k}"] is buffer for k, buffer in enumerate(read))
     assert not [name for name in first.state_dict() if "level_buffer" in name]
-    assert last.level_buffers == []
+    assert not [name for name, _ in last.named_buffers() if "level_buffer" in name]
 
 
 @pytest.mark.parametrize("model_type", FAULTS)

@@ -77,6 +77,9 @@ class LevelBuffersWhereUsed(StageLevels):
         super().built(vllm_config)
         if not (self.pp_stage.levels and self.pp_stage.first):
             self.deepstack_input_embeds = []
+        for level, buffer in enumerate(self.deepstack_input_embeds):
+            # Registered too: vLLM puts back what those held when it wakes up from sleep level 2. In no checkpoint.
+            self.register_buffer(f"level_buffer_{level}", buffer, persistent=False)
 
 
 class DeepStackOverStages(StageLevels):
