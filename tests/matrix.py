@@ -44,8 +44,9 @@ from vllm_pp_fixes.version import identity
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests" / "matrix.json"
 CELLS, SPLITS = "tests/engine/test_release.py", "tests/stages/test_splits.py"
+STATES = "tests/stages/test_auxiliary.py"
 FEATURE_CELLS = "tests/engine/test_features.py"
-STAGES = SPLITS, *(f"tests/stages/test_{name}.py" for name in ("qwen3_vl", "towers", "auxiliary"))
+STAGES = SPLITS, *(f"tests/stages/test_{name}.py" for name in ("qwen3_vl", "towers")), STATES
 FEW = {"VLLM_PP_FIXES_FEW_SPLITS": "1"}
 """1+5, 2+4, 1+1+4 and six stages, of the splits that the newest release's suite runs all."""
 
@@ -177,7 +178,10 @@ def run(
     if "patched" in parts:
         with patched(python, source or site(python) / "vllm", folder, **kept) as over:
             splits = run_tests(python, folder, SPLITS, **FEW, **over)
+            states = run_tests(python, folder, STATES, **over)
             result["patched"] = {"splits": splits, **cells(python, folder, **over)}
+            if set(states) != {"skipped"}:
+                result["patched"]["states"] = states
             if units := sorted(patches.glob("*-test.patch")):
                 for path in units:
                     apply_one(Patch.read(path), folder / "patched")
@@ -277,7 +281,7 @@ def _link(source: str, target: str) -> None:
 
 def failed(result: dict[str, Any]) -> bool:
     """Tell whether anything in a release's result is not as it should be."""
-    counts = [result[name] for name in ("splits", "engine", "patches", "unit") if name in result]
+    counts = [result[name] for name in ("splits", "engine", "patches", "unit", "states") if name in result]
     counts += [result[FEATURES]["tests"]] if FEATURES in result else []
     return any(c.get("failed") or c.get("error") or not c.get("passed") for c in counts) or (
         "patched" in result and failed(result["patched"])

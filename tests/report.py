@@ -174,6 +174,12 @@ def tested(release: str, result: dict[str, Any], patch: Patch) -> str:
         "with and without towers, the copy rules of both model runners; equal to one stage to the last bit, what is "
         "sent is what is declared, and buffers are where they are used: " + _count(after.get("splits")) + ".",
     ]
+    if "states" in after and patch.fault == "aux-states-lost":
+        said.append(
+            "- What a draft reads of all layers, of some, and on boundaries, over the same splits, for all three models, "
+            "in one process: that of one stage, to the last bit, with that repository's plugin off and on: "
+            f"{_count(after['states'])}."
+        )
     if "unit" in after:
         said.append(
             f"- The unit tests that the `-test.patch` files bring, on the patched tree: {_count(after['unit'])}."

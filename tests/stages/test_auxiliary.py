@@ -8,11 +8,16 @@ import pytest
 import torch
 
 from tests.conftest import Checkpoint, edited
-from tests.installed import FAULTS
+from tests.installed import FAULTS, TREE, right
 from tests.stages.conftest import LAYERS, OURS, UPSTREAM, batches, equal, model_class
 from tests.stages.pipeline import Batch, Model, engine_config, receive_v2, start_distributed
+from vllm_pp_fixes.source import mentions
 
-MODELS = [model_type for model_type, faults in FAULTS.items() if "aux-states-lost" in faults]
+SENT = TREE.mentions(
+    "v1/worker/gpu/spec_decode/eagle/eagle3_utils.py", lambda node: mentions(node, "_aux_slot_base_cached")
+)
+"""Whether runner V2 sends auxiliary states over stages."""
+MODELS = [model_type for model_type in ("qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe_thinker") if SENT]
 EVERY = tuple(range(LAYERS + 1))
 CASES = [(model_type, EVERY) for model_type in MODELS] + [("qwen3_vl", asked) for asked in ((1, 3, 5), (2, 1), (4,))]
 SPLITS = (3, 3), (1, 5), (1, 1, 4), (1,) * 6
@@ -70,11 +75,21 @@ def test_the_draft_is_given_what_one_stage_gives(
     wanted = [one.run(batch) for batch in batches(model_type)]
     assert all(len(each) == 1 + len(asked) for each in wanted)
     for split in SPLITS:
-        made = Drafted(checkpoint, model_type, OURS, split, asked)
-        for batch, each in zip(batches(model_type), wanted, strict=True):
-            assert equal(made.run(batch), each), split
+        for package in (OURS, UPSTREAM) if right(model_type) else (OURS,):
+            made = Drafted(checkpoint, model_type, package, split, asked)
+            for batch, each in zip(batches(model_type), wanted, strict=True):
+                assert equal(made.run(batch), each), (package, split)
 
 
+@pytest.mark.parametrize("model_type", [each for each in MODELS if "aux-states-lost" not in FAULTS[each]])
+def test_an_inner_model_that_sends_is_left_alone(model_type: str, checkpoint: Checkpoint) -> None:
+    (stage, _) = Drafted(checkpoint, model_type, OURS, (1, 5), (1, 3, 5)).stages
+    inner = stage.model.language_model.model
+    assert type(inner).__module__ == f"{UPSTREAM}.{model_type}"
+    assert not hasattr(inner, "aux_states")
+
+
+@pytest.mark.skipif("aux-states-lost" not in FAULTS["qwen3_vl"], reason="cured in this tree")
 def test_runner_v1_which_sends_none_is_refused(checkpoint: Checkpoint) -> None:
     """The layers of the last stage alone are right there, as upstream's are."""
     start_distributed()

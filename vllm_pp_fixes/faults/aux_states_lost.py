@@ -37,7 +37,6 @@ FAULT = Fault(
     upstream="none; PR 50514 made it work for other models",
     remedy="each stage captures the auxiliary states of its layers and sends them, so that the draft reads all",
     until="a release whose inner models pack and collect auxiliary states",
-    no_diff="a patch is still to be written: the drop-in captures the states in a hook that it adds to the inner model",
     probe=probe,
     cure=cure,
     rests_on={
