@@ -35,7 +35,6 @@ from typing import Any
 from tests import report
 from tests.unit.conftest import name_distribution
 from vllm_pp_fixes import __version__, seen
-from vllm_pp_fixes.cli.diff import Patch, apply_one
 from vllm_pp_fixes.cli.installed import version_of
 from vllm_pp_fixes.registry import MODELS
 from vllm_pp_fixes.source import Tree
@@ -183,14 +182,22 @@ def run(
             if set(states) != {"skipped"}:
                 result["patched"]["states"] = states
             if units := sorted(patches.glob("*-test.patch")):
-                for path in units:
-                    apply_one(Patch.read(path), folder / "patched")
+                add_tests(units, folder / "patched")
                 result["patched"]["unit"] = run_tests(python, folder, str(folder / "patched" / "tests"), **over)
             result["patched"][CODE] = code(folder / "patched" / "vllm")
     elif CODE in parts and "patched" in read()[release]:
         with patched(python, source or site(python) / "vllm", folder):
             result["patched"] = {**read()[release]["patched"], CODE: code(folder / "patched" / "vllm")}
     return result
+
+
+def add_tests(patches: Sequence[Path], folder: Path) -> None:
+    """Write the test files that the patches add into `folder`; upstream's own, which some change, are not there."""
+    texts = [path.read_text() for path in patches]
+    added = [f"--include={name}" for text in texts for name in re.findall(r"(?m)^--- /dev/null\n\+\+\+ b/(\S+)", text)]
+    env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    for path in patches:
+        subprocess.run(["git", "apply", *added, str(path)], cwd=folder, check=True, env=env)
 
 
 def code(root: Path) -> dict[str, dict[str, str]]:

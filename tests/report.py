@@ -176,7 +176,7 @@ def tested(release: str, result: dict[str, Any], patch: Patch) -> str:
     ]
     if "states" in after and patch.fault == "aux-states-lost":
         said.append(
-            "- What a draft reads of all layers, of some, and on boundaries, over the same splits, for all three models, "
+            "- What a draft reads of all layers, of some, and on boundaries, over the same splits, all three models, "
             "in one process: that of one stage, to the last bit, with that repository's plugin off and on: "
             f"{_count(after['states'])}."
         )

@@ -55,7 +55,9 @@ def test_a_release_has_a_patch_and_a_text_for_each_of_its_faults(folder: Path) -
 @pytest.mark.parametrize("path", ALL, ids=name)
 def test_a_patch_is_upstreams_in_form(path: Path) -> None:
     header, _, body = path.read_text().partition("\ndiff --git ")
-    assert header.startswith("Subject: [")
+    # The newest release's are a series for `git am`, whose message ends at three dashes.
+    start = "From 0{40} Mon Sep 17 00:00:00 2001\nFrom: .+ <.+>\nDate: .+\nSubject: \\[PATCH\\] \\["
+    assert re.match(start if path.parent == FOLDERS[-1] else r"Subject: \[", header)
     assert "\nUpstream: " in header
     assert not re.search(r"pp.fixes", body), "no trace of this package"
     for hunk in re.split(r"(?m)^@@ .*\n", body)[1:]:
@@ -69,7 +71,7 @@ def test_a_patch_is_upstreams_in_form(path: Path) -> None:
 def copy(tmp_path: Path) -> Path:
     """The installed package's files that the patches change or the probes read, and what names the release."""
     root = tmp_path / "site" / "vllm"
-    models = [f"model_executor/models/{model}.py" for model in ("interfaces", *MODELS)]
+    models = [f"model_executor/models/{model}.py" for model in ("interfaces", "utils", *MODELS)]
     for path in ("config/model.py", *models):
         if (INSTALLED / path).is_file():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +119,31 @@ def test_alone_it_cures_its_own(copy: Path, tool: str, patch: diff.Patch) -> Non
         TOOLS[tool](each, copy.parent)
     assert patch.fault in before
     assert patch.fault not in faults(copy)
+
+
+@pytest.mark.skipif(FOLDERS[-1].name != RELEASE, reason="a series for the newest release alone")
+@pytest.mark.skipif(not shutil.which("git"), reason="no git")
+def test_git_takes_the_series(copy: Path) -> None:
+    """The message of each ends above the lines that are ours; upstream's own tests are there or left out."""
+
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=copy.parent, check=True, capture_output=True, text=True).stdout
+
+    own = TREE.root.parent / "tests"
+    series = [path for path in ALL if path.parent == FOLDERS[-1] and (own.is_dir() or not path.stem.endswith("-test"))]
+    if own.is_dir():
+        shutil.copytree(own, copy.parent / "tests")
+    git("init", "--quiet")
+    git("config", "user.name", "A Person")
+    git("config", "user.email", "person@example.com")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "the release")
+    git("am", "--quiet", "--keep-non-patch", "--signoff", *map(str, series))
+    *_, log = git("log", "--reverse", "--format=%B").partition("\n\n")
+    assert log.count("Signed-off-by: ") == log.count("Signed-off-by: A Person <person@example.com>") == len(series)
+    subjects = re.findall(r"(?m)^Subject: \[PATCH\] (.+)", "".join(path.read_text() for path in series))
+    assert git("log", "--reverse", "--format=%s").splitlines()[1:] == subjects
+    assert faults(copy) <= NO_DIFF
 
 
 @here

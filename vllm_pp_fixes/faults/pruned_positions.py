@@ -63,7 +63,9 @@ FAULT = Fault(
     upstream="none",
     remedy="where video is pruned the first stage sends its positions along, and later stages use them",
     until="a release whose later stages use the positions of after pruning",
-    no_diff="the fault is in the model runners, not in the model: without `--video-pruning-rate` they are right",
+    no_diff="both model runners work positions out anew from what a tower gives, which the first stage alone has: a "
+    "patch would have each runner, or each model that prunes (Qwen2.5-VL and others too), send them beside the hidden "
+    "states, which is upstream's to choose. Without `--video-pruning-rate` positions are right",
     probe=probe,
     cure=cure,
     rests_on=POSITIONS_REST_ON,

@@ -68,7 +68,9 @@ FAULT = Fault(
     upstream="PR 35405 brought it, for #35403; 0.33.0 has no such executor",
     remedy="under that executor the first stage sends its positions along, and later stages use them",
     until="0.33.0",
-    no_diff="the fault is in Ray's executor, not in the model: the other executors are right, use one of them",
+    no_diff="the fault is in Ray's executor, which 0.33.0 no longer has, so that there is nothing to send; positions "
+    "need grids and lengths that lie among the pixels in a request's media, and only each model knows which they "
+    "are: no small change strips less. The other executors are right, use one of them",
     probe=probe,
     cure=cure,
     rests_on=POSITIONS_REST_ON,

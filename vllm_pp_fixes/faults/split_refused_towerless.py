@@ -17,7 +17,9 @@ def probe(tree: Tree, model: str, cls: str) -> bool:
     init = tree.builder(model, cls)[2]
 
     def knows(name: str) -> bool:
-        return any(asks_for_tower(found[-1]) for found in enclosed(init, lambda s: assigns(s, name) is not None))
+        made = [found[-1] for found in enclosed(init, lambda s: assigns(s, name) is not None)]
+        # A helper that is given the limits asks them.
+        return any(asks_for_tower(statement) or mentions(statement, "multimodal_config") for statement in made)
 
     knowing = [name for name in ("self.use_deepstack", "self.deepstack_num_level") if knows(name)]
 
