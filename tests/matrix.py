@@ -197,7 +197,7 @@ def add_tests(patches: Sequence[Path], folder: Path) -> None:
     added = [f"--include={name}" for text in texts for name in re.findall(r"(?m)^--- /dev/null\n\+\+\+ b/(\S+)", text)]
     env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
     for path in patches:
-        subprocess.run(["git", "apply", *added, str(path)], cwd=folder, check=True, env=env)
+        subprocess.run(["git", "apply", *added, str(path.resolve())], cwd=folder, check=True, env=env)
 
 
 def code(root: Path) -> dict[str, dict[str, str]]:
