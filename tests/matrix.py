@@ -178,7 +178,8 @@ def run(
         with patched(python, source or site(python) / "vllm", folder, **kept) as over:
             splits = run_tests(python, folder, SPLITS, **FEW, **over)
             states = run_tests(python, folder, STATES, **over)
-            result["patched"] = {"splits": splits, **cells(python, folder, **over)}
+            today = date.today().isoformat()
+            result["patched"] = {"date": today, "splits": splits, **cells(python, folder, **over)}
             if set(states) != {"skipped"}:
                 result["patched"]["states"] = states
             if units := sorted(patches.glob("*-test.patch")):

@@ -167,7 +167,7 @@ def tested(release: str, result: dict[str, Any], patch: Patch) -> str:
     command = result.get("command", f"uv run python -m tests.matrix {release}")
     said = [
         "In the repository that carries this patch, with that repository's own plugin off, on the CPU, with tiny "
-        f"checkpoints (random weights, float32): `{command}`, {result['date']}, {versions}.",
+        f"checkpoints (random weights, float32): `{command}`, {after.get('date', result['date'])}, {versions}.",
         "- The patches of this release in order, and each alone after what it requires, with `git apply` and "
         f"`patch -p1`; the result compiles: {_count(result.get('patches'))}.",
         "- All of them applied, all stages of the models in one process: 1+5, 2+4, 1+1+4 and six stages of 6 layers, "
