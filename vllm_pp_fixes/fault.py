@@ -58,6 +58,8 @@ class Fault:
 
     crossing: bool = False
     """Whether it is met only where DeepStack levels cross stages."""
+    drafts: bool = False
+    """Whether it is met only with a draft that reads auxiliary states."""
     no_diff: str = ""
     """Why `patches/` has no diff of it, where it has none."""
 

@@ -40,6 +40,7 @@ UNTOUCHED = {
     "ColQwen3_5": "passes no DeepStack levels",
     "Qwen3_5ForConditionalGeneration": "passes no DeepStack levels",
     "Qwen3_5MoeForConditionalGeneration": "passes no DeepStack levels",
+    "ClefFlashForJointSchema": "a Qwen3.5: passes no DeepStack levels",
     "InternS2PreviewForConditionalGeneration": "a Qwen3.5: passes no DeepStack levels",
     "InternS2MobiusForConditionalGeneration": "switches DeepStack off in its constructor",
     "Cosmos3EdgeForConditionalGeneration": "no DeepStack: borrows a position function only",

@@ -19,8 +19,6 @@ from .progress import Progress
 NAME = "check"
 HELP = "say, before a start, whether the plugin is on, which class will serve a model, and whether a split needs it"
 
-LOST = "aux-states-lost"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's own arguments."""
@@ -115,12 +113,13 @@ def takes_draft(
     wanted = draft.states or tuple(sorted({2, layers // 2, layers - 3}))
     whose = "" if draft.states else ", which upstream chooses by itself"
     print(f"{draft.architecture} reads the auxiliary states {[*wanted]}{whose}")
-    if not any(fault.id == LOST and target.model in fault.models for fault in FAULTS):
+    lost = {fault.id for fault in FAULTS if fault.drafts and target.model in fault.models}
+    if not lost:
         print(f"{target.architecture} gives no auxiliary states: serve it without this draft")
         return False
     received = States.of(wanted, layers - split[-1], layers, first=len(split) == 1, last=True).received
     crossing = [*wanted[: len(received)]]
-    right = [model for finding in found if finding.fault.id == LOST for model in finding.right]
+    right = {finding.fault.id for finding in found if target.model in finding.right}
     if not sends_states(source):
         if crossing:
             print(
@@ -128,7 +127,7 @@ def takes_draft(
                 "none: use 0.30 or later, or a split whose last stage has these layers"
             )
             return False
-    elif len(split) > 1 and LOST not in answer.get("cured", ()) and target.model not in right:
+    elif len(split) > 1 and lost - right - {*answer.get("cured", ())}:
         print(f"the split {name} does not take the draft: upstream's class loses its states, or refuses it")
         return False
     if crossing:

@@ -37,6 +37,7 @@ FAULT = Fault(
     upstream="none; PR 50514 made it work for other models",
     remedy="each stage captures the auxiliary states of its layers and sends them, so that the draft reads all",
     until="a release whose inner models pack and collect auxiliary states",
+    drafts=True,
     probe=probe,
     cure=cure,
     rests_on={
