@@ -48,9 +48,9 @@ def buffer_bytes(stage: Model) -> int:
         b for name, b in model.named_buffers() if ".self_attn.rotary_emb." in name or name.startswith("level_buffer_")
     ]
     if isinstance(levels := getattr(model, "deepstack_input_embeds", None), list):
-        kept += levels
+        kept += levels  # upstream's; ours are registered too
     received = [] if stage.buffers is None else [tensor for _, tensor in stage.buffers.items()]
-    return sum(tensor.nbytes for tensor in (*kept, *received))
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in (*kept, *received)}.values())
 
 
 @pytest.fixture(scope="module")
